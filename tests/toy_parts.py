@@ -21,7 +21,7 @@ from paceline.models.checks import check_chains
 from paceline.models.runners import NativeRunner
 from paceline.models.state import NativeCache
 from paceline.models.state.cache_memory import ArenaMemory
-from paceline.models.state.parts import KeepsStates, SequenceState
+from paceline.models.state.parts import SequenceState, StateOperations
 from paceline.tree import Scores, TokenTree
 
 MODEL: dict[str, Any] = {"vocab_size": 64, "max_position_embeddings": 512}
@@ -42,7 +42,7 @@ class RunningHash:
 
     Attributes:
         value: after the committed tokens. checkpoints: values by length; one at the end of every chunk of known tokens.
-        inputs: tokens that were scored and wait for `keep`. noted: values after each.
+        inputs: tokens that were scored and wait for `commit`. noted: values after each.
     """
 
     abilities: ClassVar[PartAbilities] = PartAbilities(rollback=Rollback.CHECKPOINTS, branches=False, shared=False)
@@ -69,7 +69,7 @@ class RunningHash:
             self.noted.append(mixed(self.noted[-1] if self.noted else self.value, token))
         return self.noted[done:]
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
         """Take the value that was noted after the last accepted token."""
         self.value = self.noted[len(path)]
         self._kept(1 + len(path))
@@ -95,9 +95,6 @@ class RunningHash:
         other.length, other.value, other.checkpoints = self.length, self.value, dict(self.checkpoints)
         return other
 
-    def beginning(self, length: int) -> Self:
-        raise AssertionError("a state that is not shared was asked for a beginning")
-
     def release(self) -> None:
         self.checkpoints = {}
 
@@ -105,7 +102,7 @@ class RunningHash:
 class ReplayedHash(RunningHash):
     """Notes nothing: it reads the accepted tokens again from where it stood before they were scored."""
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
         for token in self.inputs[: 1 + len(path)]:
             self.value = mixed(self.value, token)
         self._kept(1 + len(path))
@@ -114,7 +111,7 @@ class ReplayedHash(RunningHash):
 class ForgetfulHash(RunningHash):
     """Wrong: it stays where the last scored token left it, accepted or not."""
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
         self.value = self.noted[-1]
         self._kept(1 + len(path))
 
@@ -125,7 +122,7 @@ class SharingHash(RunningHash):
     abilities: ClassVar[PartAbilities] = PartAbilities(rollback=Rollback.CHECKPOINTS, branches=False, shared=True)
 
 
-class HybridRunner(KeepsStates[SequenceState]):
+class HybridRunner(StateOperations[SequenceState]):
     """Attention and a recurrence; see `paceline.models.Runner`.
 
     Args:
@@ -227,7 +224,7 @@ class EncoderMemory:
                 found[position - start] = torch.from_numpy(span.embeddings[position - span.start].copy())
         return found + self.added
 
-    def keep(self, path: Sequence[int]) -> None: ...
+    def commit(self, path: Sequence[int]) -> None: ...
 
     def check_truncate(self, length: int) -> None: ...
 
@@ -236,13 +233,10 @@ class EncoderMemory:
     def fork(self) -> Self:
         return self
 
-    def beginning(self, length: int) -> Self:
-        return self
-
     def release(self) -> None: ...
 
 
-class EncoderRunner(KeepsStates[SequenceState]):
+class EncoderRunner(StateOperations[SequenceState]):
     """A decoder that follows what an encoder has read.
 
     Args:

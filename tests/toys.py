@@ -141,7 +141,9 @@ class ToyRunner:
 
     def hidden(self, layer: int, text: Sequence[int]) -> torch.Tensor:
         """(hidden,) state at `layer` of the last token of `text`."""
-        state = normal(self.info.hidden_size, (self.seed, layer + 2, *self._key(text)))
+        key = self._key(text)
+        end = () if len(key) == self.order else (2**31 + len(key),)  # else seeds of (3,) and (3, 0) give the same
+        state = normal(self.info.hidden_size, (self.seed, layer + 2, *key, *end))
         return torch.from_numpy(state.copy()).to(self.info.dtype)
 
     def _scores(self, logit_texts: list[Rows], tap_texts: list[Rows], taps: Sequence[int]) -> Scores:

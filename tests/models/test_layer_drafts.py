@@ -119,7 +119,7 @@ def test_the_comparison_catches_a_draft_that_commits(runner: NativeRunner) -> No
     """Negative control: keys and values of a draft by fewer layers, kept, change what comes next."""
     (touched, clean), (root, _) = opened(runner, TEXTS[:1] * 2)
     (tokens,) = chains(runner, [touched], [root], [4], PLANS[0])
-    touched.keep((0, 1))
+    touched.commit((0, 1))
     runner.extend([clean], [[root, *tokens[:2]]])
     mine, theirs = (runner.score([cache], [tokens[2]], [EMPTY_TREE]).logits.clone() for cache in (touched, clean))
     assert not torch.equal(mine, theirs)

@@ -96,7 +96,7 @@ def test_a_large_tree_takes_the_unfolded_path(model, runner):
 
 
 def test_a_causal_mask_in_place_of_the_tree_mask_is_caught(model, runner, monkeypatch):
-    monkeypatch.setattr(Masks, "among_inputs", lambda self, segment: self.chain(segment.inputs))
+    monkeypatch.setattr(Masks, "among_inputs", lambda self, segment: self.chain(segment.slots))
     scores = runner.score([prefilled(runner)], IDS[-1:], [TREE])
     assert not close(scores.logits, by_path(model, IDS, TREE))
 
@@ -342,7 +342,7 @@ def test_tied_head():
 
 @pytest.mark.parametrize("windows", [(), (8, None)])
 def test_fixed_shape_scoring_equals_eager(model, windows):
-    eager, fixed = (runner_of(model, windows=windows, cache_slots=64, let_go=False) for _ in range(2))
+    eager, fixed = (runner_of(model, windows=windows, cache_slots=64, forget_behind_windows=False) for _ in range(2))
     fixed.graphs = ScoringGraphs(fixed.passes.decoder, fixed.rotary, fixed.arena, capture=False)
     both = []
     for runner in (eager, fixed):

@@ -108,7 +108,7 @@ class Companions:
         if request.params.steering is None:
             return None
         method = parse_steering(request.params.steering)
-        if method.companions and request.inputs.digest:
+        if method.companions and request.inputs:
             raise PromptError(
                 f"steering method {method.name!r} has a second sequence, which gets tokens only, but the prompt has "
                 f"{request.inputs.described()}; leave one of them out"

@@ -46,13 +46,13 @@ class PrefixCache:
             reached = min(common, other.cache.length // self._memory.block_size)
             if reached < common and common > known and other in ahead:
                 return False
-            if reached > best and (present := self._memory.present(other.cache, reached)) > best:
+            if reached > best and (present := self._memory.blocks_present(other.cache, reached)) > best:
                 best, source = present, other
         if best:
             if source is None:
-                sequence.cache = self._memory.adopt(request.prefix_key, pieces, sequence.cache)
+                self._memory.adopt(request.prefix_key, pieces, sequence.cache)
             else:
-                sequence.cache = self._memory.share(source.cache, best)
+                self._memory.share(source.cache, best, sequence.cache)
         request.note_cached(sequence.cache.length)
         return True
 
@@ -64,7 +64,7 @@ class PrefixCache:
     def _to_share(self, request: Request, pieces: Seq[bytes], other: Sequence) -> int:
         common = self._common(request, pieces, other)
         behind = common * self._memory.block_size <= other.cache.length
-        return self._memory.present(other.cache, common) if behind else common
+        return self._memory.blocks_present(other.cache, common) if behind else common
 
     def _wanted(self, sequence: Sequence) -> list[bytes]:
         """The full blocks that may be taken over: those of the text without its last token."""
@@ -97,4 +97,4 @@ class PrefixCache:
         cache = sequence.cache
         if cache.length >= self._memory.block_size:
             tokens = sequence.context.tokens[: cache.length]
-            self._memory.keep(cache, sequence.request.prefix_key, self._memory.pieces(tokens))
+            self._memory.retain(cache, sequence.request.prefix_key, self._memory.pieces(tokens))

@@ -113,24 +113,37 @@ def abilities_of(runner: Runner) -> frozenset[str]:
 
 
 class HasInfo(Protocol):
-    """A runner, whatever its caches are."""
+    """Describes its model: a runner of any kind of cache, which `Runner` with its opaque handles cannot say."""
 
     @property
     def info(self) -> ModelInfo:
         """Of its model."""
 
 
-def context_of(runner: HasInfo, inputs: Inputs = NO_INPUTS) -> int:
-    """Most tokens that a sequence with these inputs may have.
+def input_kinds_of(runner: HasInfo) -> Collection[str]:
+    """Which attributes of `Inputs` a runner takes."""
+    return runner.input_kinds if isinstance(runner, TakesInputs) else ()
+
+
+def check_inputs(runner: HasInfo, inputs: Inputs) -> None:
+    """Reject kinds of inputs that a model does not take.
 
     Raises:
-        PromptError: inputs that the model does not take.
+        PromptError: there is one.
     """
-    taking = runner if isinstance(runner, TakesInputs) else None
-    kinds = () if taking is None else taking.input_kinds
+    kinds = input_kinds_of(runner)
     if any(kind not in kinds for kind in inputs.kinds):
         raise PromptError(
             f"{runner.info.name} takes {' and '.join(['tokens', *kinds])} as inputs, got {inputs.described()}; leave "
             "out what it does not take"
         )
-    return runner.info.max_context if taking is None else taking.most_tokens(inputs)
+
+
+def context_of(runner: HasInfo, inputs: Inputs = NO_INPUTS) -> int:
+    """Most tokens that a sequence with these inputs may have.
+
+    Raises:
+        PromptError: inputs that the model does not take, or that do not fit it.
+    """
+    check_inputs(runner, inputs)
+    return runner.most_tokens(inputs) if isinstance(runner, TakesInputs) else runner.info.max_context

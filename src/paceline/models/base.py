@@ -1,8 +1,9 @@
 """What a runner is: one model behind six operations, with its capabilities declared.
 
-A runner serves many sequences. The cache of a sequence covers its committed tokens *except the last*, the pending root:
-scoring feeds the root and the nodes of the tree, so that plain decoding is scoring with an empty tree and the first
-token comes from the same code path as every other.
+A runner serves many sequences. The cache of a sequence lacks the last token of its text, the *pending root*: scoring
+feeds the root and the nodes of the tree, so that plain decoding is scoring with an empty tree and the first token comes
+from the same code path as every other. In `models`, *committed* tokens are those in the cache, without the root; where
+drafts are planned and verified, the whole text counts, which is one more.
 
     cache = runner.open()                           a new, empty sequence
     runner.extend([cache], [prompt[:-1]])           chunked prefill (also catch-up of a draft model)
@@ -65,7 +66,7 @@ class PartAbilities:
     """What can be done with a part of a sequence's state (models.state.parts).
 
     Attributes:
-        rollback: how `truncate` can be used. Whatever it says, `keep` takes back drafts that were not accepted.
+        rollback: how `truncate` can be used. Whatever it says, `commit` takes back drafts that were not accepted.
         branches: it can follow a tree that branches; else chains only.
         shared: another sequence can begin with the first tokens of this one, and a new part stands beside keys and
             values of such a beginning that an ended sequence has left.
@@ -152,7 +153,7 @@ class SequenceCache(Protocol):
 
     @property
     def length(self) -> int:
-        """Number of tokens whose keys and values are kept."""
+        """Number of committed tokens: those whose keys and values are kept, the pending root not among them."""
 
 
 class Runner(Protocol):
@@ -169,7 +170,7 @@ class Runner(Protocol):
                 known. Models whose rotary angles depend on the length of the text take that length from it.
             inputs: what it has beside its tokens.
         Raises:
-            PromptError: inputs that the model does not take (`context_of`).
+            PromptError: inputs that the model does not take (`models.abilities.check_inputs`).
         """
 
     def extend(

@@ -25,7 +25,7 @@ class CacheMemory(Protocol):
         """Keys and values of one block, all layers."""
 
     @property
-    def shares(self) -> bool:
+    def can_share_prefixes(self) -> bool:
         """Whether a sequence can begin with what another has, or has left: all parts of its state agree to that."""
 
     @property
@@ -38,9 +38,9 @@ class CacheMemory(Protocol):
 
     @property
     def widest(self) -> int:
-        """Most inputs that a step of one sequence has had so far."""
+        """Most slots that a step of one sequence has taken so far: its root and nodes."""
 
-    def limit(self, size: int | None, sequences: int = 1, chunk: int = 0) -> None:
+    def set_limit(self, size: int | None, sequences: int = 1, chunk: int = 0) -> None:
         """Limit the blocks to `size` bytes; None takes a share of the free memory.
 
         A step that needs more gets it all the same.
@@ -65,29 +65,29 @@ class CacheMemory(Protocol):
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many tokens."""
 
-    def let_go(self, cache: SequenceCache) -> None:
+    def forget_behind_windows(self, cache: SequenceCache) -> None:
         """Layers with a sliding window may forget what is behind that of a sequence's committed tokens: none of these
         will be taken back.
         """
 
     @property
-    def windowed(self) -> bool:
+    def has_windows(self) -> bool:
         """Whether there are layers with a sliding window that give back what is behind it."""
 
-    def present(self, cache: SequenceCache, blocks: int) -> int:
+    def blocks_present(self, cache: SequenceCache, blocks: int) -> int:
         """With how many of the first blocks of a sequence another one can begin."""
 
     def windows_fit(self, lengths: Iterable[int]) -> bool:
         """Whether layers with a sliding window have room for sequences of so many tokens side by side."""
 
-    def need(self, cache: SequenceCache, inputs: int) -> int:
-        """Blocks that a sequence must take for `inputs` more tokens."""
+    def need(self, cache: SequenceCache, slots: int) -> int:
+        """Blocks that a sequence must take for `slots` more tokens."""
 
-    def trim(self, cache: SequenceCache, inputs: int) -> None:
-        """Give back what a sequence holds beyond its next `inputs` tokens."""
+    def trim(self, cache: SequenceCache, slots: int) -> None:
+        """Give back what a sequence holds beyond its next `slots` tokens."""
 
-    def save(self, lean: bool) -> None:
-        """Whether sequences shall take single blocks, or runs in which they can grow."""
+    def allocate_single_blocks(self, single: bool) -> None:
+        """Whether sequences take single blocks from now on, or runs in which they can grow."""
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """The full blocks of a text, to be looked up."""
@@ -99,17 +99,17 @@ class CacheMemory(Protocol):
             key: of those who share: only what was kept under the same one is found.
         """
 
-    def adopt(self, key: str, pieces: Sequence[bytes], fresh: SequenceCache | None = None) -> SequenceCache:
-        """A sequence that begins with the kept blocks of this text, and lets go as above.
+    def adopt(self, key: str, pieces: Sequence[bytes], fresh: SequenceCache) -> None:
+        """Let a sequence begin with the kept blocks of this text, and forget behind windows as above.
 
         Args:
-            fresh: an empty one, which takes them over; None makes one.
+            fresh: it was just opened and is empty.
         """
 
-    def share(self, cache: SequenceCache, blocks: int) -> SequenceCache:
+    def share(self, source: SequenceCache, blocks: int, fresh: SequenceCache) -> None:
         """The same with the first blocks of another sequence, so many of which are present."""
 
-    def keep(self, cache: SequenceCache, key: str, pieces: Sequence[bytes]) -> None:
+    def retain(self, cache: SequenceCache, key: str, pieces: Sequence[bytes]) -> None:
         """Keep the blocks of a sequence whose text this is, as far as they are full, for texts to come."""
 
     def forget(self) -> None:
@@ -145,4 +145,4 @@ def slot_bytes(runner: Runner) -> int | None:
 def save_memory(runner: Runner) -> None:
     """Let sequences take single blocks instead of runs in which they could grow."""
     if (memory := memory_of(runner)) is not None:
-        memory.save(lean=True)
+        memory.allocate_single_blocks(True)

@@ -70,6 +70,10 @@ class Inputs:
         if self.kinds:
             set_field(self, "digest", _digest(self._arrays()))
 
+    def __bool__(self) -> bool:
+        """Whether there is anything."""
+        return bool(self.digest)
+
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of the attributes that hold something."""

@@ -45,8 +45,9 @@ class Forest:
 
     def __init__(self, runner: Runner, chunk: int, *, share_prompts: bool = False) -> None:
         self._runner, self._memory, self._chunk = runner, memory_of(runner), chunk
-        shares = share_prompts and self._memory is not None and self._memory.shares and not self._memory.windowed
-        self._prefixes = self._memory if shares else None
+        memory = self._memory
+        shares = share_prompts and memory is not None and memory.can_share_prefixes and not memory.has_windows
+        self._prefixes = memory if shares else None
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
         self._shaped: set[Branch] = set()  # those that may have rules
 
@@ -62,7 +63,7 @@ class Forest:
             PromptError: memory for keys and values that they do not fit into.
         """
         if self._memory is not None:
-            self._memory.save(lean=True)  # branches share what they have in common, however short it is
+            self._memory.allocate_single_blocks(True)  # branches share what they have in common, however short it is
         asked = set(branches)
         stay = asked | set(kept)
         near = [one for one in kept if one.cache is None and one.parent is not None and one.parent.cache is not None]
@@ -159,16 +160,16 @@ class Forest:
                 one.request.note_cached(one.cache.length)
             self._fill([one for one in now if _cache(one).length < one.size - 1])
             for one in now:
-                memory.keep(_cache(one), one.request.prefix_key, self._pieces(one))
+                memory.retain(_cache(one), one.request.prefix_key, self._pieces(one))
             prompts = later
 
     def _opened(self, branch: Branch) -> SequenceCache:
         """A cache with what is known of the prompt."""
         request = branch.request
         cache = self._runner.open(len(request.prompt_ids), request.inputs)
-        return (
-            cache if self._prefixes is None else self._prefixes.adopt(request.prefix_key, self._pieces(branch), cache)
-        )
+        if self._prefixes is not None:
+            self._prefixes.adopt(request.prefix_key, self._pieces(branch), cache)
+        return cache
 
     def _pieces(self, branch: Branch) -> list[bytes]:
         """The full blocks of its prompt, whose last token is always computed."""

@@ -20,20 +20,20 @@ class SlotLists:
 
     Attributes:
         start: address of the list of all slots in order.
-        near_start: the same of the slots in layers with a window that give back keys.
+        windowed_start: the same of the slots in layers with a window that give back keys.
     """
 
     def __init__(self, arena: Arena) -> None:
         self._arena, self._version = arena, -1
         self._straight: Ints = np.zeros(0, np.int64)
-        self.start = self.near_start = 0
+        self.start = self.windowed_start = 0
 
     def refresh(self) -> None:
         """Follow the arena's growth."""
         if self._version != self._arena.version:
             self._straight = np.minimum(np.arange(self._arena.slots + SPARE), self._arena.slots - 1)
-            if self._arena.near is not None:
-                self.near_start = address(self._arena.near.slots)
+            if self._arena.windowed is not None:
+                self.windowed_start = address(self._arena.windowed.slots)
             self.start, self._version = address(self._straight), self._arena.version
 
     def of(self, cache: NativeCache, stop: int, kept: list[Ints]) -> tuple[Ints, int]:
@@ -45,11 +45,11 @@ class SlotLists:
         kept.append(own)
         return own, address(own)
 
-    def near(self, near: WindowSlots, cache: NativeCache, slots: Ints, kept: list[Ints]) -> tuple[Ints, int]:
+    def windowed(self, windowed: WindowSlots, cache: NativeCache, slots: Ints, kept: list[Ints]) -> tuple[Ints, int]:
         """The same in layers with a window that give back keys, for what `of` has found."""
         if cache.base >= 0:
-            return near.slots[cache.base :], self.near_start + 8 * cache.base
-        own = near.slots[slots]
+            return windowed.slots[cache.base :], self.windowed_start + 8 * cache.base
+        own = windowed.slots[slots]
         kept.append(own)
         return own, address(own)
 

@@ -94,14 +94,14 @@ class ChunkPlanner:
 
     def __init__(self, segment: Segment, window: int | None) -> None:
         self.segment, self.window = segment, window
-        self.length, self.inputs, self.done = segment.cache.length, segment.inputs, segment.done
-        depths = np.arange(self.inputs) if segment.depths is None else segment.depths
+        self.length, self.slots, self.done = segment.cache.length, segment.slots, segment.done
+        depths = np.arange(self.slots) if segment.depths is None else segment.depths
         self.positions: Index = self.length + depths
-        self.sees: Bools = np.tri(self.inputs, dtype=np.bool_) if segment.sees is None else segment.sees
+        self.sees: Bools = np.tri(self.slots, dtype=np.bool_) if segment.sees is None else segment.sees
 
     def groups(self) -> list[RowGroup]:
         at = self.positions[self.done :]
-        everyone = list(range(self.done, self.inputs))
+        everyone = list(range(self.done, self.slots))
         found = []
         for k in sorted(set((at // CHUNK).tolist())):
             rows = [i for i in everyone if self.positions[i] // CHUNK == k]
@@ -113,13 +113,13 @@ class ChunkPlanner:
 
     def _shared(self, rows: list[int], k: int) -> RowGroup:
         """Rows that see chunks 0 .. k - 1, whose slots are in the order of positions, and some of all slots behind."""
-        stop = -(-(self.length + self.inputs) // BLOCK) * BLOCK
+        stop = -(-(self.length + self.slots) // BLOCK) * BLOCK
         begin = k * CHUNK
         keys = np.full(stop - begin, -1)
         known = max(self.length - begin, 0)
         keys[:known] = np.arange(begin, begin + known)
         skipped = max(begin - self.length, 0)
-        nodes = np.arange(skipped, self.inputs)
+        nodes = np.arange(skipped, self.slots)
         keys[known : known + len(nodes)] = self.positions[nodes]
         seen = np.zeros((len(rows), stop - begin), np.bool_)
         seen[:, :known] = True
@@ -135,7 +135,7 @@ class ChunkPlanner:
     def _alone(self, row: int, k: int) -> RowGroup:
         """One row with all its keys gathered in the order of its path."""
         ancestors = np.flatnonzero(self.sees[row])
-        slots = self.segment.cache.slots_of_kind(0, self.length + self.inputs, self.window)
+        slots = self.segment.cache.slots_of_kind(0, self.length + self.slots, self.window)
         slots = np.concatenate([slots[: self.length], slots[self.length + ancestors]])
         stop = -(-len(slots) // BLOCK) * BLOCK
         keys = np.arange(k * CHUNK, stop)

@@ -87,14 +87,14 @@ class Masks:
 
     def build(self, segment: Segment, start: int, stop: int, window: int | None) -> torch.Tensor:
         """(n, stop - start): what each fed row sees of the positions start .. stop - 1."""
-        length, inputs, done = segment.cache.length, segment.inputs, segment.done
+        length, slots, done = segment.cache.length, segment.slots, segment.done
         mask = torch.full((segment.rows, stop - start), -torch.inf, dtype=self.dtype, device=self.device)
         mask[:, : length - start] = 0
         at = length - start
-        mask[:, at : at + inputs] = self.among_inputs(segment)[done:]
+        mask[:, at : at + slots] = self.among_inputs(segment)[done:]
         if window is not None and reach(segment) > window:
-            depths = np.arange(inputs) if segment.depths is None else segment.depths
-            keys = np.concatenate([np.arange(start, length), length + depths, np.full(stop - length - inputs, length)])
+            depths = np.arange(slots) if segment.depths is None else segment.depths
+            keys = np.concatenate([np.arange(start, length), length + depths, np.full(stop - length - slots, length)])
             queries = length + depths[done:]
             far = torch.from_numpy(keys[None] <= queries[:, None] - window)
             mask.masked_fill_(far.to(self.device), -torch.inf)
@@ -102,7 +102,7 @@ class Masks:
 
     def among_inputs(self, segment: Segment) -> torch.Tensor:
         if segment.sees is None:
-            return self.chain(segment.inputs)
+            return self.chain(segment.slots)
         block = torch.full(segment.sees.shape, -torch.inf, dtype=self.dtype, device=self.device)
         return block.masked_fill_(torch.from_numpy(segment.sees).to(self.device), 0.0)
 
@@ -164,9 +164,9 @@ class SequenceStep:
         return kind
 
     def _mask(self, masks: Masks, segment: Segment, start: int, stop: int, window: int | None) -> torch.Tensor:
-        whole = window is None or segment.cache.length + segment.inputs <= window
+        whole = window is None or segment.cache.length + segment.slots <= window
         if self._n == 1 and segment.sees is None and whole:
-            return masks.row(segment.cache.length + segment.inputs - start, stop - start)
+            return masks.row(segment.cache.length + segment.slots - start, stop - start)
         mask = masks.build(segment, start, stop, window)
         if self._n == 1:
             return mask.view(1, 1, 1, stop - start)

@@ -113,7 +113,7 @@ class CompiledDecoder:
             self.frame.put(constants(spec, self.dtype, self._kind) | self._packing.ends())
             done(1)
             self._pack_layers(spec, done)
-        packed.keep()
+        packed.store()
         weights.pop("embed.weight", None)
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
         self._workspace: Workspace | None = None
@@ -131,7 +131,7 @@ class CompiledDecoder:
         start, size, rows = address(self.seen), self.seen[0].nbytes, address(self._rows)
         for index, layer in enumerate(spec.layers):
             rope = 0 if layer.rope is None else self._ropes[layer.rope].address
-            slots = rows + 8 * ROWS * (1 if self._arena.near is None or layer.window is None else 4)
+            slots = rows + 8 * ROWS * (1 if self._arena.windowed is None or layer.window is None else 4)
             in_strips = self._in_strips and layer.window is None  # rows with a window share no list of slots
             places = {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index], at.SLOT: slots}
             places[at.IN_STRIPS] = int(in_strips)
@@ -171,7 +171,7 @@ class CompiledDecoder:
     def run(
         self,
         segments: Sequence[Segment],
-        inputs: Sequence[int] | torch.Tensor,
+        fed: Sequence[int] | torch.Tensor,
         lengths: Lengths,
         plan: LayerPlan = ALL_LAYERS,
         taps: Collection[int] = (),
@@ -187,14 +187,14 @@ class CompiledDecoder:
         kept = {layer: torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) for layer in taps}
         result = torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) if states else self._no_states
         wanted = range(rows) if logits is None else logits
-        self._ready(max(segment.cache.length + segment.inputs for segment in segments))
+        self._ready(max(segment.cache.length + segment.slots for segment in segments))
         self._plan(plan)
         logits_of, best, done = list[torch.Tensor](), list[int](), 0
         for parts in split_into_passes(segments, ROWS):
             count = sum(part.stop - part.first for part in parts)
-            self._from(inputs[done : done + count], count)
+            self._from(fed[done : done + count], count)
             if -1 in kept and plan.first == 0:
-                given = inputs[done : done + count]
+                given = fed[done : done + count]
                 kept[-1][done : done + count] = given if isinstance(given, torch.Tensor) else self.embed(given)
             self._targets(kept, result, done)
             self._add_to_qkv(added_qkv, done)
@@ -248,17 +248,17 @@ class CompiledDecoder:
             self.layers.put(runs, index)
         self._planned = plan
 
-    def _from(self, inputs: Sequence[int] | torch.Tensor, count: int) -> None:
+    def _from(self, fed: Sequence[int] | torch.Tensor, count: int) -> None:
         """Point at the rows' inputs."""
         size, scale = self._row_bytes, 1.0
-        if isinstance(inputs, torch.Tensor):
-            self._rows[0, :count] = inputs.data_ptr() + size * np.arange(count)
+        if isinstance(fed, torch.Tensor):
+            self._rows[0, :count] = fed.data_ptr() + size * np.arange(count)
         elif isinstance(self.embedding, BlockRows):
-            self._made = self.embed(inputs)
+            self._made = self.embed(fed)
             self._rows[0, :count] = self._made.data_ptr() + size * np.arange(count)
         else:
             first = self.embedding.data_ptr()
-            self._rows[0, :count] = [first + size * token for token in inputs]
+            self._rows[0, :count] = [first + size * token for token in fed]
             scale = float(self.spec.embedding_multiplier)
         self.frame.put({at.ROWS: count, at.SCALE: scale})
 
@@ -292,18 +292,18 @@ class CompiledDecoder:
         for part in parts:
             segment, count = part.segment, part.stop - part.first
             length = segment.cache.length
-            slots = self._slots.of(segment.cache, length + segment.inputs, lists)
+            slots = self._slots.of(segment.cache, length + segment.slots, lists)
             self._rows[1, row : row + count] = slots[0][length + part.first : length + part.stop]
             if segment.depths is None:
                 self._rows[2, row : row + count] = list(range(length + part.first, length + part.stop))
             else:
                 self._rows[2, row : row + count] = segment.depths[part.first : part.stop] + length
-            near = slots
-            if self._arena.near is not None:
-                near = self._slots.near(self._arena.near, segment.cache, slots[0], lists)
-                self._rows[4, row : row + count] = near[0][length + part.first : length + part.stop]
+            windowed = slots
+            if self._arena.windowed is not None:
+                windowed = self._slots.windowed(self._arena.windowed, segment.cache, slots[0], lists)
+                self._rows[4, row : row + count] = windowed[0][length + part.first : length + part.stop]
             for seen, window in zip(self.seen, self.shape.windows, strict=True):
-                fill(part, window, slots if window is None else near, seen[row : row + count], lists)
+                fill(part, window, slots if window is None else windowed, seen[row : row + count], lists)
             row += count
         return self._rotations(row, lengths, done, lists)
 

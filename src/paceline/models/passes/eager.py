@@ -28,7 +28,7 @@ class EagerPasses:
     def run(
         self,
         segments: Sequence[Segment],
-        inputs: Sequence[int] | torch.Tensor,
+        fed: Sequence[int] | torch.Tensor,
         lengths: Sequence[tuple[int, int]],
         plan: LayerPlan = ALL_LAYERS,
         taps: Collection[int] = (),
@@ -39,7 +39,7 @@ class EagerPasses:
     ) -> PassResult:
         """See `Passes.run`."""
         decoder = self.decoder
-        x = inputs.clone() if isinstance(inputs, torch.Tensor) else decoder.embed(inputs)
+        x = fed.clone() if isinstance(fed, torch.Tensor) else decoder.embed(fed)
         positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
         kept = decoder.run(x, self._step(segments), self.rotary.at(positions, lengths), plan, taps, added_qkv=added_qkv)
         if len(decoder.layers) in taps:

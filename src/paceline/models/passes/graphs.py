@@ -4,9 +4,9 @@ contexts are.
 Where no bucket fits, `run` gives None, which sends the caller to the eager path (also the oracle of the tests: without
 capture the same body runs on any device).
 
-A call is padded to a bucket (b sequences, n rows fed of m inputs each, s cache slots). Everything that varies goes into
-one int64 buffer: tokens, positions, write slots, lengths, depths, who sees whom, block tables; the graph computes masks
-and rotations from it. From so many slots on, prefix and inputs are attended to apart, without a mask of rows by slots
+A call is padded to a bucket (b sequences, n rows fed of m pending ones, s cache slots). Everything that varies goes
+into one int64 buffer: tokens, positions, write slots, lengths, depths, who sees whom, block tables; the graph computes
+masks and rotations from it. From so many slots on, prefix and inputs are attended to apart, without a mask of rows by slots
 (models.attention.fixed_shape_attention). Padding rows write to the arena's spare block and see one finite slot. Graphs
 die when the arena or the tables move. Streams, events and graphs are those of the model's own device, whichever device
 is the current one; on more than one GPU this has never run.
@@ -39,11 +39,11 @@ Result = tuple[torch.Tensor, dict[int, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A fixed shape: sequences, rows fed a sequence, inputs a sequence, cache slots seen, and the taps taken."""
+    """A fixed shape: sequences, rows fed of each, root and nodes of each, cache slots seen, and the taps taken."""
 
     batch: int
     rows: int
-    inputs: int
+    pending: int
     slots: int
     taps: tuple[int, ...]
 
@@ -54,8 +54,8 @@ class Bucket:
             "positions": (self.batch, self.rows),
             "write": (self.batch * self.rows,),
             "lengths": (self.batch,),
-            "depths": (self.batch, self.inputs),
-            "sees": (self.batch, self.rows, self.inputs),
+            "depths": (self.batch, self.pending),
+            "sees": (self.batch, self.rows, self.pending),
             "tables": (self.batch, self.slots // BLOCK),
         }
 
@@ -66,12 +66,12 @@ def _power(value: int) -> int:
 
 def bucket_for(segments: Sequence[Segment], taps: Sequence[int]) -> Bucket | None:
     """The smallest bucket that holds these segments, or None if they are too many or too long."""
-    rows, inputs = (_power(max(getattr(s, name) for s in segments)) for name in ("rows", "inputs"))
+    rows, pending = (_power(max(getattr(s, name) for s in segments)) for name in ("rows", "slots"))
     batch = _power(len(segments))
-    if batch > MAX_BATCH or inputs > MAX_ROWS:
+    if batch > MAX_BATCH or pending > MAX_ROWS:
         return None
-    slots = _power(max(MIN_SLOTS, *(s.cache.length + s.inputs for s in segments)))
-    return Bucket(batch, rows, inputs, slots, tuple(sorted(set(taps))))
+    slots = _power(max(MIN_SLOTS, *(s.cache.length + s.slots for s in segments)))
+    return Bucket(batch, rows, pending, slots, tuple(sorted(set(taps))))
 
 
 class ScoringGraphs:
@@ -92,7 +92,7 @@ class ScoringGraphs:
             return self._run(bucket, segments, tokens)
 
     def _run(self, bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[int]]) -> Result:
-        self._rotary.reserve(bucket.slots + bucket.inputs)
+        self._rotary.reserve(bucket.slots + bucket.pending)
         state = (self._arena.version, self._rotary.size)
         if state != self._state or len(self._passes) >= MAX_GRAPHS:
             self._passes.clear()
@@ -119,7 +119,7 @@ def pack(bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[
     write[:] = np.arange(bucket.rows) % BLOCK
     parts["sees"][:, :, 0] = 1
     for i, segment in enumerate(segments):
-        cache, n, m, done = segment.cache, segment.rows, segment.inputs, segment.done
+        cache, n, m, done = segment.cache, segment.rows, segment.slots, segment.done
         parts["tokens"].reshape(bucket.batch, bucket.rows)[i, :n] = tokens[i]
         parts["positions"][i, :n] = segment.positions()
         write[i, :n] = cache.slot_index(cache.length + done, cache.length + m)

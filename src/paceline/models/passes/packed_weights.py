@@ -38,7 +38,7 @@ class PackedWeights:
         self._made.append(made)
         return made
 
-    def keep(self) -> None:
+    def store(self) -> None:
         """Write what was made, once that is all."""
         made, self._made = self._made, []
         if self._file is not None and not self.found:

@@ -57,7 +57,7 @@ class StrictPasses:
     def run(
         self,
         segments: Sequence[Segment],
-        inputs: Sequence[int] | torch.Tensor,
+        fed: Sequence[int] | torch.Tensor,
         lengths: Sequence[tuple[int, int]],
         plan: LayerPlan = ALL_LAYERS,
         taps: Collection[int] = (),
@@ -70,7 +70,7 @@ class StrictPasses:
         rows = sum(segment.rows for segment in segments)
         if rows <= self.most_rows:
             return self.passes.run(
-                segments, inputs, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv
+                segments, fed, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv
             )
         wanted = range(rows) if logits is None else logits
         found: list[PassResult] = []
@@ -78,7 +78,7 @@ class StrictPasses:
         for parts in split_into_passes(segments, self.most_rows):
             count = sum(part.stop - part.first for part in parts)
             picked = [row - done for row in wanted if done <= row < done + count]
-            cut, given = [_cut(part) for part in parts], inputs[done : done + count]
+            cut, given = [_cut(part) for part in parts], fed[done : done + count]
             more = None if added_qkv is None else added_qkv[done : done + count]
             found.append(self.passes.run(cut, given, (), plan, taps, logits=picked, states=states, added_qkv=more))
             done += count

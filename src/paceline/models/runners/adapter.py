@@ -86,9 +86,9 @@ class Adapter:
         return self._run(caches, depths, [depth - 1 for depth in depths], states)
 
     def _run(
-        self, caches: Sequence[NativeCache], inputs: Sequence[int], done: Sequence[int], states: torch.Tensor
+        self, caches: Sequence[NativeCache], counts: Sequence[int], done: Sequence[int], states: torch.Tensor
     ) -> torch.Tensor:
-        trees = [TokenTree.chain([0] * (count - 1)) if count > 1 else EMPTY_TREE for count in inputs]
+        trees = [TokenTree.chain([0] * (count - 1)) if count > 1 else EMPTY_TREE for count in counts]
         _, kept = self._runner.run_layers(
             caches, [0] * len(trees), trees, plan=self._plan, hidden=states, taps=(self._last,), computed=done
         )

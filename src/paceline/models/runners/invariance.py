@@ -145,7 +145,8 @@ class _Trial:
         computed.
         """
         shared = (self.prompt - 1) // BLOCK * BLOCK
-        cache, arena = start.beginning(shared), self.runner.arena
+        cache, arena = start.fork(), self.runner.arena
+        cache.truncate(shared)
         self.opened.append(cache)
         limit, arena.copy_limit = arena.copy_limit, 0
         try:

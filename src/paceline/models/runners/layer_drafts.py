@@ -45,7 +45,7 @@ class LayerDrafts:
     def step(
         self,
         caches: Sequence[SequenceCache],
-        inputs: Sequence[Sequence[int]],
+        fed: Sequence[Sequence[int]],
         plan: LayerPlan,
         *,
         states: bool = False,
@@ -54,7 +54,7 @@ class LayerDrafts:
         """One more token of every draft.
 
         Args:
-            inputs: per sequence the root and what was drafted behind it; all but the last were fed by earlier calls
+            fed: per sequence the root and what was drafted behind it; all but the last were fed by earlier calls
                 with this plan since the last scoring pass.
             plan: which layers run; it begins at layer 0.
             states, logits: whether the hidden states, and whether the logits are wanted.
@@ -62,9 +62,9 @@ class LayerDrafts:
             (r, v) logits after each sequence's last input, by the final norm and the head; (r, hidden) states behind
             the last layer of the plan, before that norm. Each empty unless wanted, in the model's dtype.
         """
-        trees = [TokenTree.chain(own[1:]) if len(own) > 1 else EMPTY_TREE for own in inputs]
-        done = [len(own) - 1 for own in inputs]
-        found, _ = self.runner.run_layers(caches, [own[0] for own in inputs], trees, plan=plan, computed=done)
+        trees = [TokenTree.chain(chain[1:]) if len(chain) > 1 else EMPTY_TREE for chain in fed]
+        done = [len(chain) - 1 for chain in fed]
+        found, _ = self.runner.run_layers(caches, [chain[0] for chain in fed], trees, plan=plan, computed=done)
         rows = self.runner.head(found) if logits else found.new_empty(0, self.runner.info.vocab_size)
         return rows, found if states else found[:0]
 
@@ -121,12 +121,12 @@ def resuming_pays(runner: Runner, drafts: LayerDrafts, plan: LayerPlan) -> bool:
         runner.extend([cache], [[i % runner.info.vocab_size for i in range(length)]])
         whole, rest = [], []
         for _ in range(TURNS):
-            inputs, states = [0], list[torch.Tensor]()
+            fed, states = [0], list[torch.Tensor]()
             for _ in range(nodes):
-                logits, state = drafts.step([cache], [inputs], plan, states=True)
-                inputs.append(int(logits.argmax()))
+                logits, state = drafts.step([cache], [fed], plan, states=True)
+                fed.append(int(logits.argmax()))
                 states.append(state)
-            trees, known, start = [TokenTree.chain(inputs[1:])], torch.cat(states), perf_counter()
+            trees, known, start = [TokenTree.chain(fed[1:])], torch.cat(states), perf_counter()
             drafts.score([cache], [0], trees, [known], plan)
             middle = perf_counter()
             runner.score([cache], [0], trees)

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 
 from paceline.errors import CapabilityError
-from paceline.models.abilities import context_of
+from paceline.models.abilities import check_inputs
 from paceline.models.attention.segments import Segment
 from paceline.models.base import ALL_LAYERS, LayerPlan
 from paceline.models.checks import check_extend, check_score
@@ -26,6 +26,7 @@ from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
+from paceline.models.state.parts import StateOperations
 from paceline.tree import Scores, TokenTree
 
 REPLAY_CHUNK = 512
@@ -53,9 +54,9 @@ class LongRopeCache(NativeCache):
         self.long = False
         self.copy: LongRopeCache | None = None
 
-    def keep(self, path: Sequence[int]) -> None:
-        """See `NativeCache.keep`."""
-        super().keep(path)
+    def commit(self, path: Sequence[int]) -> None:
+        """See `NativeCache.commit`."""
+        super().commit(path)
         self.tokens += [self.pending[0], *(self.pending[1 + node] for node in path)]
 
     def truncate(self, length: int) -> None:
@@ -80,17 +81,16 @@ class LongRopeCache(NativeCache):
 
     def become(self, other: LongRopeCache) -> None:
         """Take over what `other` has cached; `other` is used up."""
-        self.arena.begin()
-        self.arena.pool.drop(self.blocks)
-        self.blocks, self.length, self.base, self.scratch = other.blocks, other.length, other.base, 0
-        self.long, self.copy, other.blocks = other.long, None, []
-        self.arena.pool.end()
+        with self.arena.change():
+            self.arena.pool.drop(self.blocks)
+            self.blocks, self.length, self.base, self.scratch = other.blocks, other.length, other.base, 0
+            self.long, self.copy, other.blocks = other.long, None, []
         self.locate()
         self._views.clear()
         other.release()
 
 
-class LongRopeRunner:
+class LongRopeRunner(StateOperations[LongRopeCache]):
     """A native runner whose caches change their regime. `run_layers` works in the regime of the root.
 
     Keys depend on more than the text before them, so that sequences cannot share what others left. Sequences fed with
@@ -108,14 +108,10 @@ class LongRopeRunner:
         native = self.native = NativeRunner(spec, weights, lengths=partial(lengths_by_regime, self.original), **options)
         self.spec, self.info, self.capabilities, self.arena = spec, native.info, native.capabilities, native.arena
         self.passes, self.embed, self.head = native.passes, native.embed, native.head
-        self.commit, self.truncate, self.fork, self.release = (
-            native.commit, native.truncate, native.fork, native.release,
-        )  # fmt: skip
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> LongRopeCache:
         """See `Runner.open`."""
-        if inputs.digest:
-            context_of(self, inputs)
+        check_inputs(self, inputs)
         return LongRopeCache(self.arena, prompt_length)
 
     @torch.inference_mode()

@@ -20,7 +20,7 @@ import torch
 
 from paceline.checkpoints import BLOCKS, Blocks, form_of, is_mixed, is_quantized, kinds_of
 from paceline.errors import ConfigError
-from paceline.models.abilities import context_of
+from paceline.models.abilities import check_inputs
 from paceline.models.attention.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.attention.tree_attention import Masks
 from paceline.models.base import ALL_LAYERS, Capabilities, LayerPlan, ModelInfo
@@ -39,7 +39,7 @@ from paceline.models.spec import ModelSpec
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.cache_memory import ArenaMemory
-from paceline.models.state.parts import KeepsStates
+from paceline.models.state.parts import StateOperations
 from paceline.models.state.window_slots import windows_of
 from paceline.tree import Scores, TokenTree
 
@@ -49,7 +49,7 @@ it.
 """
 
 
-class NativeRunner(KeepsStates[NativeCache]):
+class NativeRunner(StateOperations[NativeCache]):
     """One decoder-only model behind the operations of `models.base.Runner`.
 
     Args:
@@ -62,10 +62,10 @@ class NativeRunner(KeepsStates[NativeCache]):
             faster for tiny float32 models, such as drafts. Compiled passes always keep it.
         compiled: run in compiled passes (models.cpu) where the model and the CPU allow it (models.passes.eligibility),
             else by PyTorch's operators.
-        copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and
-            gather.
-        let_go: layers with a sliding window give back the keys that are behind it, for sequences that say so
-            (models.state.window_slots).
+        copy_limit: forked sequences up to this length are copied when they part; longer ones go on sharing the blocks
+            of their prefix, and attention gathers keys and values from all over the cache.
+        forget_behind_windows: layers with a sliding window give back the keys that are behind it, for sequences that
+            say so (models.state.window_slots).
         blocks: matrices that are not among the weights, as they lie in a GGUF file; for compiled passes
             (models.passes.eligibility).
         packed: packed matrices of an earlier process, where it has found any, or what keeps those of this one
@@ -95,7 +95,7 @@ class NativeRunner(KeepsStates[NativeCache]):
         row_invariant: bool = True,
         compiled: bool = True,
         strict: bool = False,
-        let_go: bool = True,
+        forget_behind_windows: bool = True,
         blocks: Blocks | None = None,
         packed: PackedWeights | None = None,
         activation_bits: int = 8,
@@ -113,7 +113,7 @@ class NativeRunner(KeepsStates[NativeCache]):
             self.arena = Arena(
                 spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
                 copy_limit=copy_limit,
-                windows=windows_of(spec, device, max_context) if let_go else (),
+                windows=windows_of(spec, device, max_context) if forget_behind_windows else (),
             )  # fmt: skip
             if not self.rotary.depends_on_length:
                 self.memory = ArenaMemory(self.arena)
@@ -181,8 +181,7 @@ class NativeRunner(KeepsStates[NativeCache]):
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> NativeCache:
         """See `Runner.open`."""
-        if inputs.digest:
-            context_of(self, inputs)
+        check_inputs(self, inputs)
         return NativeCache(self.arena, prompt_length)
 
     @torch.inference_mode()
@@ -219,19 +218,19 @@ class NativeRunner(KeepsStates[NativeCache]):
         self,
         caches: Sequence[NativeCache],
         rows: Sequence[int],
-        inputs: Sequence[int] | torch.Tensor,
+        fed: Sequence[int] | torch.Tensor,
         taps: Sequence[int],
         all_logits: bool,
     ) -> Scores:
         check_extend(self.info, caches, rows)
-        if not isinstance(inputs, torch.Tensor):
-            check_tokens(self.info, inputs, self._rows)
+        if not isinstance(fed, torch.Tensor):
+            check_tokens(self.info, fed, self._rows)
         segments = [chunk(cache, count) for cache, count in zip(caches, rows, strict=True)]
         at = offsets(segments)
         wanted = None if all_logits else [stop - 1 for stop in at[1:]]
-        found = self._pass(segments, inputs, taps=taps, chunked=True, logits=wanted)
+        found = self._pass(segments, fed, taps=taps, chunked=True, logits=wanted)
         for segment in segments:
-            segment.cache.length += segment.inputs
+            segment.cache.length += segment.slots
         rows = at if all_logits else tuple(range(len(segments) + 1))
         return Scores(found.logits, rows, found.taps, found.best)
 
@@ -347,15 +346,15 @@ class NativeRunner(KeepsStates[NativeCache]):
                     f"got {done}"
                 )
             segment = tree_segment(cache, tree, done)
-            cache.reserve(segment.inputs)
-            cache.scratch = segment.inputs
+            cache.reserve(segment.slots)
+            cache.scratch = segment.slots
             segments.append(segment)
         return segments
 
     def _pass(
         self,
         segments: Sequence[Segment],
-        inputs: Sequence[int] | torch.Tensor,
+        fed: Sequence[int] | torch.Tensor,
         *,
         plan: LayerPlan = ALL_LAYERS,
         taps: Collection[int] = (),
@@ -367,7 +366,7 @@ class NativeRunner(KeepsStates[NativeCache]):
         lengths: Sequence[tuple[int, int]] = ()
         if self.rotary.depends_on_length:
             lengths = self._lengths(segments, chunked)
-        return self.passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv)
+        return self.passes.run(segments, fed, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv)
 
 
 def _dynamic_border(spec: ModelSpec) -> int | None:

@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PromptError
+from paceline.models.abilities import context_of, input_kinds_of
 from paceline.models.base import Runner, SequenceCache
+from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.spec import ModelSpec
 from paceline.tree import Scores
 
@@ -81,8 +83,8 @@ class MappedRunner:
         self.info = replace(inner.info, vocab_size=vocab_size, fingerprint=f"{inner.info.fingerprint}-of-{vocab_size}")
         self._columns = None if columns is None else torch.from_numpy(columns).to(inner.info.device)
         self._tokens = torch.from_numpy(tokens).to(inner.info.device)
-        self.open, self.commit, self.truncate = inner.open, inner.commit, inner.truncate
-        self.fork, self.release = inner.fork, inner.release
+        self.commit, self.truncate, self.fork, self.release = inner.commit, inner.truncate, inner.fork, inner.release
+        self.input_kinds = input_kinds_of(inner)
 
     @classmethod
     def of_head(cls, inner: Runner, rows: HeadRows) -> MappedRunner:
@@ -105,6 +107,27 @@ class MappedRunner:
 
     def _kept(self) -> Ids | None:
         return None if self._columns is None else self._columns.cpu().numpy()
+
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> SequenceCache:
+        """See `Runner.open`."""
+        return self.inner.open(prompt_length, self._inside_inputs(inputs))
+
+    def most_tokens(self, inputs: Inputs) -> int:
+        """See `TakesInputs.most_tokens`."""
+        return context_of(self.inner, self._inside_inputs(inputs))
+
+    def _inside_inputs(self, inputs: Inputs) -> Inputs:
+        """The same with inner ids.
+
+        Raises:
+            PromptError: an id that the model has no place for.
+        """
+        if not inputs.encoder_tokens:
+            return inputs
+        try:
+            return replace(inputs, encoder_tokens=self.inside(inputs.encoder_tokens))
+        except ConfigError as error:
+            raise PromptError(str(error)) from error
 
     def extend(
         self,

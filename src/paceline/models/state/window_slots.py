@@ -121,21 +121,21 @@ class WindowSlots:
         """These blocks have no place any more."""
         self._table[list(blocks)] = 0
 
-    def share(self, source: Sequence[int], target: Sequence[int]) -> None:
+    def alias(self, source: Sequence[int], target: Sequence[int]) -> None:
         """As many other blocks have the same places, until the first ones are dropped."""
         self._table[list(target)] = self._table[list(source)]
         self._given[list(target)] = self._given[list(source)]
 
-    def lacking(self, blocks: Sequence[int], needed: Iterable[Sequence[int]]) -> int:
+    def lacking(self, blocks: Sequence[int], window_blocks: Iterable[Sequence[int]]) -> int:
         """How many places there are too few for these blocks.
 
         Args:
-            needed: blocks that keep theirs.
+            window_blocks: those that keep theirs.
         """
         count = int((~self.has(blocks)).sum())
         short = count - len(self._free())
         if short > 0:
-            self._take_back(max(short, self.places // AT_ONCE), needed)
+            self._take_back(max(short, self.places // AT_ONCE), window_blocks)
             short = count - len(self._free())
         return short
 
@@ -145,9 +145,9 @@ class WindowSlots:
         used[self._table[:, 0] // BLOCK] = True
         return np.flatnonzero(~used)
 
-    def _take_back(self, count: int, needed: Iterable[Sequence[int]]) -> None:
+    def _take_back(self, count: int, window_blocks: Iterable[Sequence[int]]) -> None:
         behind = self._table[:, 0] > 0
-        for blocks in needed:
+        for blocks in window_blocks:
             behind[list(blocks)] = False
         found = np.flatnonzero(behind)
         self._table[found[np.argsort(self._given[found], kind="stable")[:count]]] = 0

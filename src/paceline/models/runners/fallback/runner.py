@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, UnsupportedModelError
-from paceline.models.abilities import context_of
+from paceline.models.abilities import check_inputs
 from paceline.models.base import Capabilities, ModelInfo
 from paceline.models.checks import check_chains, check_extend, check_score, check_tokens
 from paceline.models.inputs import NO_INPUTS, Inputs
@@ -139,8 +139,7 @@ class TransformersRunner:
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> FallbackCache:
         """See `Runner.open`; the length of the prompt is not used."""
-        if inputs.digest:
-            context_of(self, inputs)
+        check_inputs(self, inputs)
         return FallbackCache(self.make_history())
 
     def extend(
@@ -185,19 +184,19 @@ class TransformersRunner:
         check_score(self.info, caches, trees)
         fed = []
         for i, (cache, root, tree) in enumerate(zip(caches, roots, trees, strict=True)):
-            inputs, done = [int(root), *tree.tokens.tolist()], 0 if computed is None else computed[i]
-            check_tokens(self.info, inputs, self._rows)
+            chain, done = [int(root), *tree.tokens.tolist()], 0 if computed is None else computed[i]
+            check_tokens(self.info, chain, self._rows)
             again = len(cache.opened().tokens) > cache.length
             history = _cut(cache, cache.length + done)
-            if done >= len(inputs) or history.tokens[cache.length :] != inputs[:done]:
+            if done >= len(chain) or history.tokens[cache.length :] != chain[:done]:
                 raise ConfigError(
                     f"score: the first {done} inputs of sequence {i} are not those scored before; pass computed=0"
                 )
             cache.marked = cache.marked and done > 0
-            if not cache.marked and (len(inputs) > 1 or again):  # a plain step stays, unless it is scored again
+            if not cache.marked and (len(chain) > 1 or again):  # a plain step stays, unless it is scored again
                 history.mark()
                 cache.marked = True
-            fed.append(history.feed(inputs[done:], taps=taps))
+            fed.append(history.feed(chain[done:], taps=taps))
         return _scores(fed, taps, self.info.vocab_size)
 
     def commit(self, caches: Sequence[FallbackCache], paths: Sequence[Sequence[int]]) -> None:

@@ -109,7 +109,11 @@ def _decoder_layers(model: Any) -> Sequence[nn.Module]:
 
 
 class History:
-    """The tokens of one sequence that the model has seen; the base recomputes everything at every step."""
+    """The tokens of one sequence that the model has seen; the base recomputes everything at every step.
+
+    It goes back by `mark` and `rewind`, whatever the model remembers; states of native models do so part by part
+    (models.state.parts.StatePart).
+    """
 
     def __init__(self, model: CausalModel) -> None:
         self.model = model
