@@ -49,9 +49,9 @@ def segment_of(cache: NativeCache, tree: TokenTree) -> Segment:
 
 def visible(segment: Segment, row: int, window: int | None) -> list[int]:
     """Positions in the cache that a row sees, by the definition."""
-    length, depths = segment.cache.length, segment.depths
+    length, depths = segment.cache.length, None if segment.tree is None else segment.tree.depths
     depths = np.arange(segment.slots) if depths is None else depths
-    sees = np.tri(segment.slots, dtype=bool) if segment.sees is None else segment.sees
+    sees = np.tri(segment.slots, dtype=bool) if segment.tree is None else segment.tree.sees
     near = length + depths[row] - (window or 10**9)
     inputs = [length + j for j in range(segment.slots) if sees[row, j] and length + depths[j] > near]
     return [*(p for p in range(length) if p > near), *inputs]

@@ -49,7 +49,7 @@ class Case:
         first.arena.kv.normal_()
         if done:
             tree = self.segments[0]
-            self.segments[0] = Segment(tree.cache, tree.slots, done, tree.depths, tree.sees)
+            self.segments[0] = Segment(tree.cache, tree.slots, done, tree.tree)
         bucket, sizes = Bucket(4, 8, 8, SLOTS, ()), Bucket(4, 8, 8, SLOTS, ()).sizes()
         flat = torch.from_numpy(pack(bucket, self.segments, [[0] * s.rows for s in self.segments])).to(device)
         parts = flat.split([int(np.prod(size)) for size in sizes.values()])

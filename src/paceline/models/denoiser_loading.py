@@ -29,7 +29,7 @@ from paceline.errors import CheckpointError, ConfigError
 from paceline.models.load import resolve_device, resolve_dtype
 from paceline.models.memory import fit_context
 from paceline.models.runners.denoiser import NativeDenoiser
-from paceline.models.spec import DenoiserSpec
+from paceline.models.spec import DenoiserSpec, ModelSpec, MoeSpec, RoutingSpec
 
 EXTRA = re.compile(r"^model\.layers\.(\d+)\.mlp\.(gate\.expert_bias|shared_experts\.(?:gate|up|down)_proj\.weight)$")
 """Tensors of grouped routing, which no decoder family has."""
@@ -62,8 +62,10 @@ def load_denoiser_weights(
     weights = load_weights(main, spec.model, device=device, dtype=dtype)
     rest = RenamedCheckpoint(checkpoint, {name: renamed[name] for name in extra})
     for index, layer in enumerate(spec.model.layers):
-        if layer.moe and spec.routing is not None:
-            weights.update(_routing(rest, spec, index, device, dtype))
+        if layer.moe and spec.model.moe is not None and spec.routing is not None:
+            for key, tensor in _routing(rest, index, spec.model, spec.model.moe, spec.routing).items():
+                kept = torch.float32 if key.endswith("bias") and dtype is not torch.float64 else dtype
+                weights[key] = tensor.to(device, kept)
     return weights
 
 
@@ -74,22 +76,19 @@ def _renamed(name: str, names: Rename) -> str:
 
 
 def _routing(
-    rest: RenamedCheckpoint, spec: DenoiserSpec, index: int, device: torch.device, dtype: torch.dtype
+    rest: RenamedCheckpoint, index: int, spec: ModelSpec, moe: MoeSpec, routing: RoutingSpec
 ) -> dict[str, torch.Tensor]:
     """The expert bias and the shared MLP of one layer."""
-    assert spec.routing is not None
-    assert spec.model.moe is not None
     at, to = f"model.layers.{index}.mlp.", f"layers.{index}."
-    width, shared = spec.model.hidden_size, spec.routing.shared
+    width, shared = spec.hidden_size, routing.shared
     found = {}
     if f"{at}gate.expert_bias" in rest.entries:  # without it all experts are equally preferred
-        found[f"{to}router.bias"] = _read(rest, f"{at}gate.expert_bias", (spec.model.moe.experts,))
+        found[f"{to}router.bias"] = _read(rest, f"{at}gate.expert_bias", (moe.experts,))
     if shared:
         halves = [_read(rest, f"{at}shared_experts.{name}_proj.weight", (shared, width)) for name in ("gate", "up")]
         found[f"{to}shared.gate_up.weight"] = torch.cat(halves)
         found[f"{to}shared.down.weight"] = _read(rest, f"{at}shared_experts.down_proj.weight", (width, shared))
-    kept = {name: torch.float32 if name.endswith("bias") and dtype is not torch.float64 else dtype for name in found}
-    return {name: tensor.to(device, kept[name]) for name, tensor in found.items()}
+    return found
 
 
 def _read(rest: RenamedCheckpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:

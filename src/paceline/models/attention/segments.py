@@ -14,6 +14,23 @@ from paceline.models.state.window_slots import BLOCK
 from paceline.tree import EMPTY_TREE, TokenTree
 
 
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """Where the inputs of a tree stand and what they see, root included.
+
+    Attributes:
+        depths: (slots,) position of each input behind the committed length.
+        sees: (slots, slots) bool, which inputs an input attends to, itself included.
+    """
+
+    depths: np.ndarray[tuple[int], np.dtype[np.int64]]
+    sees: np.ndarray[tuple[int, int], np.dtype[np.bool_]]
+
+    def until(self, stop: int) -> TreeShape:
+        """Of the first `stop` inputs."""
+        return TreeShape(self.depths[:stop], self.sees[:stop, :stop])
+
+
 @dataclass(slots=True)
 class Segment:
     """One sequence's part of a pass.
@@ -22,15 +39,13 @@ class Segment:
         cache: committed tokens, `length` of them, with room for `slots` more.
         slots: how many the pending root and nodes take, or the chunk; input i lives in that of position length + i.
         done: the first `done` inputs are in their slots already; rows are fed for the rest.
-        depths: (slots,) position of each input behind the committed length; None for a chain.
-        sees: (slots, slots) bool, which inputs an input attends to, itself included; None for a chain.
+        tree: of inputs that branch; None for a chain.
     """
 
     cache: NativeCache
     slots: int
     done: int = 0
-    depths: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
-    sees: np.ndarray[tuple[int, int], np.dtype[np.bool_]] | None = None
+    tree: TreeShape | None = None
 
     @property
     def rows(self) -> int:
@@ -39,14 +54,14 @@ class Segment:
     def positions(self) -> range | list[int]:
         """Positions of the fed rows."""
         length = self.cache.length
-        if self.depths is None:
+        if self.tree is None:
             return range(length + self.done, length + self.slots)
-        return (self.depths[self.done :] + length).tolist()  # type: ignore[no-any-return]  # numpy types tolist as Any
+        return (self.tree.depths[self.done :] + length).tolist()  # type: ignore[no-any-return]  # numpy types tolist as Any
 
 
 def reach(segment: Segment) -> int:
     """Number of positions from 0 to the deepest fed row."""
-    depth = segment.slots - 1 if segment.depths is None else int(segment.depths.max())
+    depth = segment.slots - 1 if segment.tree is None else int(segment.tree.depths.max())
     return segment.cache.length + depth + 1
 
 
@@ -55,7 +70,7 @@ def span(segment: Segment, window: int | None) -> tuple[int, int]:
     stop = -(-(segment.cache.length + segment.slots) // BLOCK) * BLOCK
     if window is None:
         return 0, stop
-    first = segment.cache.length + (segment.done if segment.depths is None else 0)
+    first = segment.cache.length + (segment.done if segment.tree is None else 0)
     start = max(0, first - window + 1) // BLOCK * BLOCK
     return min(start, segment.cache.length // BLOCK * BLOCK), stop
 
@@ -83,7 +98,7 @@ def tree_segment(cache: NativeCache, tree: TokenTree, done: int) -> Segment:
     sees = np.zeros((slots, slots), np.bool_)
     sees[:, 0] = True
     sees[1:, 1:] = tree.ancestor_mask()
-    return Segment(cache, slots, done, np.concatenate([[0], tree.depths]).astype(np.int64), sees)
+    return Segment(cache, slots, done, TreeShape(np.concatenate([[0], tree.depths]).astype(np.int64), sees))
 
 
 def fed_tokens(roots: Sequence[int], trees: Sequence[TokenTree], segments: Sequence[Segment]) -> Sequence[int]:

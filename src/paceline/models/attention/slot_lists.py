@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.models.attention.segments import SegmentPart
+from paceline.models.attention.segments import SegmentPart, TreeShape
 from paceline.models.cpu.pages import address
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
@@ -57,8 +57,8 @@ class SlotLists:
 def fill(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
     """Fill (rows, 4) with address and count of the shared list and of the own list, for one kind of window."""
     segment, length, start = part.segment, part.segment.cache.length, slots[1]
-    if segment.sees is not None:
-        _fill_tree(part, window, slots, out, kept)
+    if segment.tree is not None:
+        _fill_tree(part, segment.tree, window, slots, out=out, kept=kept)
         return
     shared = length + part.first
     if window is None:
@@ -72,11 +72,10 @@ def fill(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: In
     out[:] = rows
 
 
-def _fill_tree(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
-    segment, length = part.segment, part.segment.cache.length
-    assert segment.sees is not None
-    assert segment.depths is not None
-    sees, depths = segment.sees[part.first : part.stop], segment.depths
+def _fill_tree(
+    part: SegmentPart, tree: TreeShape, window: int | None, slots: tuple[Ints, int], *, out: Ints, kept: list[Ints]
+) -> None:
+    length, sees, depths = part.segment.cache.length, tree.sees[part.first : part.stop], tree.depths
     low = np.zeros(len(sees), np.int64)
     if window is not None:
         first = length + depths[part.first : part.stop] - window + 1

@@ -95,9 +95,9 @@ class ChunkPlanner:
     def __init__(self, segment: Segment, window: int | None) -> None:
         self.segment, self.window = segment, window
         self.length, self.slots, self.done = segment.cache.length, segment.slots, segment.done
-        depths = np.arange(self.slots) if segment.depths is None else segment.depths
+        depths = np.arange(self.slots) if segment.tree is None else segment.tree.depths
         self.positions: Index = self.length + depths
-        self.sees: Bools = np.tri(self.slots, dtype=np.bool_) if segment.sees is None else segment.sees
+        self.sees: Bools = np.tri(self.slots, dtype=np.bool_) if segment.tree is None else segment.tree.sees
 
     def groups(self) -> list[RowGroup]:
         at = self.positions[self.done :]
@@ -105,7 +105,7 @@ class ChunkPlanner:
         found = []
         for k in sorted(set((at // CHUNK).tolist())):
             rows = [i for i in everyone if self.positions[i] // CHUNK == k]
-            if self.segment.sees is None or k * CHUNK <= self.length:
+            if self.segment.tree is None or k * CHUNK <= self.length:
                 found.append(self._shared(rows, k))
             else:
                 found.extend(self._alone(row, k) for row in rows)
@@ -181,9 +181,9 @@ class ChunkPlanner:
         """Slots of [lo, lo + PIECE) for each border lo: by number if they are in order, all slots of nodes with a
         factor if not.
         """
-        if self.segment.sees is None or self.positions.max() // PIECE == self.length // PIECE:
+        if self.segment.tree is None or self.positions.max() // PIECE == self.length // PIECE:
             edges = [*range(0, len(keys), PIECE)]
-            if self.segment.sees is not None:
+            if self.segment.tree is not None:
                 edges = edges[: (self.length - begin) // PIECE + 1]
             return [Piece(a, (edges[i + 1] if i + 1 < len(edges) else len(keys)) - a) for i, a in enumerate(edges)]
         return self._pieces_of_tree(begin, keys, rows)

@@ -93,7 +93,7 @@ class Masks:
         at = length - start
         mask[:, at : at + slots] = self.among_inputs(segment)[done:]
         if window is not None and reach(segment) > window:
-            depths = np.arange(slots) if segment.depths is None else segment.depths
+            depths = np.arange(slots) if segment.tree is None else segment.tree.depths
             keys = np.concatenate([np.arange(start, length), length + depths, np.full(stop - length - slots, length)])
             queries = length + depths[done:]
             far = torch.from_numpy(keys[None] <= queries[:, None] - window)
@@ -101,10 +101,10 @@ class Masks:
         return mask
 
     def among_inputs(self, segment: Segment) -> torch.Tensor:
-        if segment.sees is None:
+        if segment.tree is None:
             return self.chain(segment.slots)
-        block = torch.full(segment.sees.shape, -torch.inf, dtype=self.dtype, device=self.device)
-        return block.masked_fill_(torch.from_numpy(segment.sees).to(self.device), 0.0)
+        block = torch.full(segment.tree.sees.shape, -torch.inf, dtype=self.dtype, device=self.device)
+        return block.masked_fill_(torch.from_numpy(segment.tree.sees).to(self.device), 0.0)
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class SequenceStep:
 
     def _mask(self, masks: Masks, segment: Segment, start: int, stop: int, window: int | None) -> torch.Tensor:
         whole = window is None or segment.cache.length + segment.slots <= window
-        if self._n == 1 and segment.sees is None and whole:
+        if self._n == 1 and segment.tree is None and whole:
             return masks.row(segment.cache.length + segment.slots - start, stop - start)
         mask = masks.build(segment, start, stop, window)
         if self._n == 1:

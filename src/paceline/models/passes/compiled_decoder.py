@@ -294,10 +294,10 @@ class CompiledDecoder:
             length = segment.cache.length
             slots = self._slots.of(segment.cache, length + segment.slots, lists)
             self._rows[1, row : row + count] = slots[0][length + part.first : length + part.stop]
-            if segment.depths is None:
+            if segment.tree is None:
                 self._rows[2, row : row + count] = list(range(length + part.first, length + part.stop))
             else:
-                self._rows[2, row : row + count] = segment.depths[part.first : part.stop] + length
+                self._rows[2, row : row + count] = segment.tree.depths[part.first : part.stop] + length
             windowed = slots
             if self._arena.windowed is not None:
                 windowed = self._slots.windowed(self._arena.windowed, segment.cache, slots[0], lists)

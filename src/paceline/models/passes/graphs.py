@@ -6,10 +6,10 @@ capture the same body runs on any device).
 
 A call is padded to a bucket (b sequences, n rows fed of m pending ones, s cache slots). Everything that varies goes
 into one int64 buffer: tokens, positions, write slots, lengths, depths, who sees whom, block tables; the graph computes
-masks and rotations from it. From so many slots on, prefix and inputs are attended to apart, without a mask of rows by slots
-(models.attention.fixed_shape_attention). Padding rows write to the arena's spare block and see one finite slot. Graphs
-die when the arena or the tables move. Streams, events and graphs are those of the model's own device, whichever device
-is the current one; on more than one GPU this has never run.
+masks and rotations from it. From so many slots on, prefix and inputs are attended to apart, without a mask of rows by
+slots (models.attention.fixed_shape_attention). Padding rows write to the arena's spare block and see one finite slot.
+Graphs die when the arena or the tables move. Streams, events and graphs are those of the model's own device, whichever
+device is the current one; on more than one GPU this has never run.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def pack(bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[
         parts["positions"][i, :n] = segment.positions()
         write[i, :n] = cache.slot_index(cache.length + done, cache.length + m)
         parts["lengths"][i] = cache.length
-        parts["depths"][i, :m] = np.arange(m) if segment.depths is None else segment.depths
-        parts["sees"][i, :n, :m] = np.tri(m)[done:] if segment.sees is None else segment.sees[done:]
+        parts["depths"][i, :m] = np.arange(m) if segment.tree is None else segment.tree.depths
+        parts["sees"][i, :n, :m] = np.tri(m)[done:] if segment.tree is None else segment.tree.sees[done:]
         table = cache.blocks[: blocks_for(cache.length + m)]
         parts["tables"][i, : len(table)] = table
     return np.concatenate([part.reshape(-1) for part in parts.values()])
@@ -161,9 +161,8 @@ class _Pass:
         self._buffer = torch.zeros_like(self._host, device=device)
         views = self._buffer.split(list(sizes.values()))
         self._in = {name: view.view(size) for view, (name, size) in zip(views, bucket.sizes().items(), strict=True)}
-        self._graph: torch.cuda.CUDAGraph | None = None
         self._uploaded = torch.cuda.Event() if device.type == "cuda" else None
-        self._out: Result | None = None
+        self._captured: tuple[torch.cuda.CUDAGraph, Result] | None = None
 
     def upload(self, values: Ints) -> None:
         """Fill the static buffer; ordered before the replay on the current stream."""
@@ -199,15 +198,16 @@ class _Pass:
 
         The capture names its stream: PyTorch's default one belongs to the device on which the process captured first.
         """
-        if self._graph is None:
+        if self._captured is None:
             warming = capturing.warming
             warming.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(warming):
                 self.body()
             torch.cuda.current_stream().wait_stream(warming)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=capturing.pool, stream=capturing.stream):
-                self._out = self.body()
-        self._graph.replay()
-        assert self._out is not None
-        return self._out
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=capturing.pool, stream=capturing.stream):
+                output = self.body()
+            self._captured = graph, output
+        graph, output = self._captured
+        graph.replay()
+        return output

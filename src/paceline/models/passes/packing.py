@@ -25,7 +25,7 @@ from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, FINE_BLOCKS, NI
 from paceline.models.cpu.vectors import LANES
 from paceline.models.layers.decoder import head_order
 from paceline.models.passes.packed_weights import PackedWeights
-from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec
+from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec, MoeSpec
 from paceline.models.state.window_slots import Ints
 
 Weights = dict[str, torch.Tensor]
@@ -87,7 +87,7 @@ class Packing:
 
     def record(self, index: int) -> dict[int, int]:
         """The fields of one layer that hold weights."""
-        name = f"layers.{index}."
+        name, moe = f"layers.{index}.", self._spec.moe if self._spec.layers[index].moe else None
         norm = self._norm(f"{name}attn_norm")
         return {
             at.ATTENTION_NORM: norm,
@@ -95,7 +95,7 @@ class Packing:
             at.POST_ATTENTION_NORM: self._norm(f"{name}post_attn_norm"),
             at.MLP_NORM: norm if self._spec.parallel else self._norm(f"{name}mlp_norm"),
             at.POST_MLP_NORM: self._norm(f"{name}post_mlp_norm"),
-            **(self._mixture(name) if self._spec.layers[index].moe else self._mlp(name)),
+            **(self._mlp(name) if moe is None else self._mixture(name, moe)),
         }
 
     def _attention(self, name: str) -> dict[int, int]:
@@ -140,9 +140,7 @@ class Packing:
             at.DOWN_BIAS: self._vector(self._take(f"{name}down.bias")),
         }
 
-    def _mixture(self, name: str) -> dict[int, int]:
-        moe = self._spec.moe
-        assert moe is not None
+    def _mixture(self, name: str, moe: MoeSpec) -> dict[int, int]:
         router, gate = self._weights.pop(f"{name}router.weight"), self._take(f"{name}shared.gate.weight")
         if gate is not None:
             router = torch.cat((router, gate))

@@ -89,6 +89,4 @@ class StrictPasses:
 def _cut(part: SegmentPart) -> Segment:
     """The inputs of a segment up to the part's end, of which those before the part are in their slots."""
     whole, stop = part.segment, part.stop
-    depths = None if whole.depths is None else whole.depths[:stop]
-    sees = None if whole.sees is None else whole.sees[:stop, :stop]
-    return Segment(whole.cache, stop, part.first, depths, sees)
+    return Segment(whole.cache, stop, part.first, None if whole.tree is None else whole.tree.until(stop))

@@ -68,8 +68,8 @@ class LongRopeCache(NativeCache):
 
     def fork(self) -> LongRopeCache:
         """See `NativeCache.fork`; the copy in the other regime stays behind."""
-        other = super().fork()
-        assert isinstance(other, LongRopeCache)
+        other = LongRopeCache(self.arena, self.prompt_length)
+        self.share_with(other)
         other.tokens, other.long = self.tokens.copy(), self.long
         return other
 

@@ -15,6 +15,7 @@ logits. Keys that depend on more than the text before them are shared by no two 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -101,14 +102,12 @@ class NativeRunner(StateOperations[NativeCache]):
         activation_bits: int = 8,
         lengths: Lengths = run_lengths,
     ) -> None:
-        read = sum(rows.nbytes for name, rows in (blocks or {}).items() if name != "embed.weight")
-        weight_bytes = bytes_read(spec, weights) + read
-        quantization, mixed = BLOCKS if blocks else form_of(weights), is_mixed(weights)
+        self.spec, self.rotary, self._lengths = spec, Rotary(spec.ropes, device, dtype), lengths
         table = (blocks or {}).get("embed.weight", weights.get("embed.weight"))
         self._rows = 0 if table is None else len(table)
-        self.passes: Passes
-        self.graphs: ScoringGraphs | None
-        self.spec, self.rotary, self._lengths = spec, Rotary(spec.ropes, device, dtype), lengths
+        info = _describe(
+            spec, weights, blocks or {}, name=name, device=device, dtype=dtype, activation_bits=activation_bits
+        )
         with torch.inference_mode():
             self.arena = Arena(
                 spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
@@ -117,67 +116,26 @@ class NativeRunner(StateOperations[NativeCache]):
             )  # fmt: skip
             if not self.rotary.depends_on_length:
                 self.memory = ArenaMemory(self.arena)
-            if blocks:
-                from paceline.models.passes.compiled_decoder import CompiledDecoder
-
-                passes = CompiledDecoder(
+            self.graphs: ScoringGraphs | None = None
+            self.passes: Passes
+            if blocks or (compiled and fits(spec, dtype, device, quantization=form_of(weights))):
+                self.passes = _compiled(
                     spec, weights, self.arena, blocks=blocks, packed=packed, activation_bits=activation_bits
                 )
-                self.passes, self.graphs = passes, None
             else:
-                invariant: RowInvariance = "proven" if strict else row_invariant
-                self.passes, self.graphs = self._prepare(
-                    weights, dtype, device, invariant, compiled=compiled, packed=packed
-                )
-        self.info = ModelInfo(
-            name=name,
-            family=spec.family,
-            vocab_size=spec.vocab_size,
-            hidden_size=spec.hidden_size,
-            num_layers=spec.num_layers,
-            max_context=max_context or spec.max_context,
-            declared_context=spec.max_context,
-            rope_border=_dynamic_border(spec),
-            device=device,
-            dtype=dtype,
-            weight_bytes=weight_bytes,
-            fingerprint=fingerprint(spec, dtype)
-            + (
-                f"-{'+'.join(kinds_of(blocks))}-a{activation_bits}"
-                if blocks
-                else f"-{quantization}"
-                if quantization
-                else ""
-            )
-            + ("-mixed" if mixed else ""),
-            quantization=quantization,
-            stored_rows=spec.stored_rows,
-            passes=self.passes.name,
-        )
+                self.passes = self._by_operators(weights, "proven" if strict else row_invariant)
+        self.info = replace(info, max_context=max_context or spec.max_context, passes=self.passes.name)
 
-    def _prepare(
-        self,
-        weights: Weights,
-        dtype: torch.dtype,
-        device: torch.device,
-        row_invariant: RowInvariance,
-        *,
-        compiled: bool,
-        packed: PackedWeights | None,
-    ) -> tuple[Passes, ScoringGraphs | None]:
-        """Pack the weights for the way this model runs here."""
-        if compiled and fits(self.spec, dtype, device, quantization=form_of(weights)):
-            from paceline.models.passes.compiled_decoder import CompiledDecoder
-
-            return CompiledDecoder(self.spec, weights, self.arena, packed=packed), None
+    def _by_operators(self, weights: Weights, row_invariant: RowInvariance) -> Passes:
+        """Passes of PyTorch's operators; scoring has graphs beside them where a GPU can capture it."""
+        device, dtype = self.arena.kv.device, self.arena.kv.dtype
         decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
-        graphs = None
         if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured
-            graphs = ScoringGraphs(decoder, self.rotary, self.arena, capture=True)
+            self.graphs = ScoringGraphs(decoder, self.rotary, self.arena, capture=True)
         if row_invariant == "proven":
             passes = EagerPasses(decoder, self.rotary, Masks(dtype, device, row_invariant=True))
-            return StrictPasses(passes, self.spec), graphs
-        return EagerPasses(decoder, self.rotary, Masks(dtype, device)), graphs
+            return StrictPasses(passes, self.spec)
+        return EagerPasses(decoder, self.rotary, Masks(dtype, device))
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> NativeCache:
         """See `Runner.open`."""
@@ -367,6 +325,55 @@ class NativeRunner(StateOperations[NativeCache]):
         if self.rotary.depends_on_length:
             lengths = self._lengths(segments, chunked)
         return self.passes.run(segments, fed, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv)
+
+
+def _compiled(
+    spec: ModelSpec,
+    weights: Weights,
+    arena: Arena,
+    *,
+    blocks: Blocks | None,
+    packed: PackedWeights | None,
+    activation_bits: int,
+) -> Passes:
+    """Compiled passes; the compiler is loaded where they run only."""
+    from paceline.models.passes.compiled_decoder import CompiledDecoder
+
+    return CompiledDecoder(spec, weights, arena, blocks=blocks, packed=packed, activation_bits=activation_bits)
+
+
+def _describe(
+    spec: ModelSpec,
+    weights: Weights,
+    blocks: Blocks,
+    *,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    activation_bits: int,
+) -> ModelInfo:
+    """What is known of a model before its weights are packed."""
+    quantization = BLOCKS if blocks else form_of(weights)
+    forms = f"-{quantization}" if quantization else ""
+    if blocks:
+        forms = f"-{'+'.join(kinds_of(blocks))}-a{activation_bits}"
+    read = sum(rows.nbytes for key, rows in blocks.items() if key != "embed.weight")
+    return ModelInfo(
+        name=name,
+        family=spec.family,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        num_layers=spec.num_layers,
+        max_context=spec.max_context,
+        declared_context=spec.max_context,
+        rope_border=_dynamic_border(spec),
+        device=device,
+        dtype=dtype,
+        weight_bytes=bytes_read(spec, weights) + read,
+        fingerprint=fingerprint(spec, dtype) + forms + ("-mixed" if is_mixed(weights) else ""),
+        quantization=quantization,
+        stored_rows=spec.stored_rows,
+    )
 
 
 def _dynamic_border(spec: ModelSpec) -> int | None:

@@ -99,14 +99,11 @@ class MappedRunner:
         """
         inside = np.where(into < 0, -1, self.into[np.maximum(into, 0)])
         named = names[self.tokens]
+        columns: Ids | None = None if self._columns is None else self._columns.cpu().numpy()
         if (fine := named >= 0).all():
-            return MappedRunner(self.inner, inside, self._kept(), named, vocab_size)
-        held = np.arange(len(named)) if self._columns is None else self._kept()
-        assert held is not None
+            return MappedRunner(self.inner, inside, columns, named, vocab_size)
+        held = np.arange(len(named)) if columns is None else columns
         return MappedRunner(self.inner, inside, held[fine], named[fine], vocab_size)
-
-    def _kept(self) -> Ids | None:
-        return None if self._columns is None else self._columns.cpu().numpy()
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> SequenceCache:
         """See `Runner.open`."""

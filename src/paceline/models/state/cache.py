@@ -260,10 +260,14 @@ class NativeCache:
 
     def fork(self) -> NativeCache:
         """A second sequence that shares the committed blocks; nothing is copied."""
-        other = type(self)(self.arena, self.prompt_length)
+        other = NativeCache(self.arena, self.prompt_length)
+        self.share_with(other)
+        return other
+
+    def share_with(self, other: NativeCache) -> None:
+        """Let another sequence, which is still empty, begin with all committed tokens."""
         with self.arena.change():
             other.begin_with(self.blocks[: blocks_for(self.length)], self.length)
-        return other
 
     def begin_with(self, blocks: Sequence[int], length: int) -> None:
         """Hold blocks of another sequence or of an ended one, within a change, where this sequence is still empty.
