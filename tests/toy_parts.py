@@ -21,7 +21,7 @@ from paceline.models.checks import check_chains
 from paceline.models.runners import NativeRunner
 from paceline.models.state import NativeCache
 from paceline.models.state.cache_memory import ArenaMemory
-from paceline.models.state.parts import SequenceState, StateOperations
+from paceline.models.state.parts import CompositeState, StateOperations
 from paceline.tree import Scores, TokenTree
 
 MODEL: dict[str, Any] = {"vocab_size": 64, "max_position_embeddings": 512}
@@ -122,7 +122,7 @@ class SharingHash(RunningHash):
     abilities: ClassVar[PartAbilities] = PartAbilities(rollback=Rollback.CHECKPOINTS, branches=False, shared=True)
 
 
-class HybridRunner(StateOperations[SequenceState]):
+class HybridRunner(StateOperations[CompositeState]):
     """Attention and a recurrence; see `paceline.models.Runner`.
 
     Args:
@@ -136,13 +136,13 @@ class HybridRunner(StateOperations[SequenceState]):
         self.capabilities = Capabilities(trees=True, fork=True).within(abilities)
         self.memory = ArenaMemory(self.native.arena, abilities)
 
-    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> SequenceState:
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
         context_of(self, inputs)
-        return SequenceState(self.native.open(prompt_length), [self.recurrent()])
+        return CompositeState(self.native.open(prompt_length), [self.recurrent()])
 
     def extend(
         self,
-        caches: Sequence[SequenceState],
+        caches: Sequence[CompositeState],
         tokens: Sequence[Sequence[int]],
         *,
         taps: Sequence[int] = (),
@@ -154,7 +154,7 @@ class HybridRunner(StateOperations[SequenceState]):
 
     def score(
         self,
-        caches: Sequence[SequenceState],
+        caches: Sequence[CompositeState],
         roots: Sequence[int],
         trees: Sequence[TokenTree],
         *,
@@ -173,7 +173,7 @@ class HybridRunner(StateOperations[SequenceState]):
         return Scores(scores.logits + torch.stack(rows), scores.rows, scores.taps)
 
 
-def recurrent_of(state: SequenceState) -> RunningHash:
+def recurrent_of(state: CompositeState) -> RunningHash:
     (part,) = state.others
     assert isinstance(part, RunningHash)
     return part
@@ -236,7 +236,7 @@ class EncoderMemory:
     def release(self) -> None: ...
 
 
-class EncoderRunner(StateOperations[SequenceState]):
+class EncoderRunner(StateOperations[CompositeState]):
     """A decoder that follows what an encoder has read.
 
     Args:
@@ -258,13 +258,13 @@ class EncoderRunner(StateOperations[SequenceState]):
             raise PromptError(f"encoder tokens must lie in 0..{self.info.vocab_size - 1}")
         return self.info.max_context - len(inputs.encoder_tokens)
 
-    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> SequenceState:
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
         context_of(self, inputs)
-        return SequenceState(self.native.open(prompt_length), [EncoderMemory(inputs, self.info.hidden_size)])
+        return CompositeState(self.native.open(prompt_length), [EncoderMemory(inputs, self.info.hidden_size)])
 
     def extend(
         self,
-        caches: Sequence[SequenceState],
+        caches: Sequence[CompositeState],
         tokens: Sequence[Sequence[int]],
         *,
         taps: Sequence[int] = (),
@@ -276,7 +276,7 @@ class EncoderRunner(StateOperations[SequenceState]):
 
     def score(
         self,
-        caches: Sequence[SequenceState],
+        caches: Sequence[CompositeState],
         roots: Sequence[int],
         trees: Sequence[TokenTree],
         *,
@@ -290,7 +290,7 @@ class EncoderRunner(StateOperations[SequenceState]):
         states, found = self.native.run_layers(keys, roots, trees, hidden=hidden, taps=taps, computed=computed)
         return Scores(self.native.head(states), tuple(accumulate(map(len, fed), initial=0)), found)
 
-    def _embedded(self, state: SequenceState, tokens: Sequence[int]) -> torch.Tensor:
+    def _embedded(self, state: CompositeState, tokens: Sequence[int]) -> torch.Tensor:
         (part,) = state.others
         assert isinstance(part, EncoderMemory)
         return part.embedded(self.native, tokens, state.length)

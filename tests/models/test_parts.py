@@ -25,7 +25,7 @@ from paceline.engine.prefix_cache import PrefixCache
 from paceline.errors import CapabilityError, ConfigError, PromptError
 from paceline.models import Inputs, PartAbilities, Rollback
 from paceline.models.state import NativeCache
-from paceline.models.state.parts import SequenceState
+from paceline.models.state.parts import CompositeState
 from paceline.tree import EMPTY_TREE, TokenTree
 
 PROMPT = tokens(21, seed=3)
@@ -42,14 +42,14 @@ def wanted(reference: HybridReference) -> list[int]:
     return reference.greedy(PROMPT, STEPS)
 
 
-def prefilled(runner: HybridRunner, prompt: list[int] = PROMPT) -> SequenceState:
+def prefilled(runner: HybridRunner, prompt: list[int] = PROMPT) -> CompositeState:
     state = runner.open(len(prompt))
     for start in range(0, len(prompt) - 1, 8):
         runner.extend([state], [prompt[start : min(start + 8, len(prompt) - 1)]])
     return state
 
 
-def decode(runner: HybridRunner, state: SequenceState, text: list[int], wanted: list[int], right: int) -> list[int]:
+def decode(runner: HybridRunner, state: CompositeState, text: list[int], wanted: list[int], right: int) -> list[int]:
     """Greedy tokens behind a text, drafting four at a time, the first `right` of which are those that are wanted."""
     found: list[int] = []
     while len(found) < len(wanted):

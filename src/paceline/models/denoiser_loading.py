@@ -81,14 +81,14 @@ def _routing(
     """The expert bias and the shared MLP of one layer."""
     at, to = f"model.layers.{index}.mlp.", f"layers.{index}."
     width, shared = spec.hidden_size, routing.shared
-    found = {}
+    weights = {}
     if f"{at}gate.expert_bias" in rest.entries:  # without it all experts are equally preferred
-        found[f"{to}router.bias"] = _read(rest, f"{at}gate.expert_bias", (moe.experts,))
+        weights[f"{to}router.bias"] = _read(rest, f"{at}gate.expert_bias", (moe.experts,))
     if shared:
         halves = [_read(rest, f"{at}shared_experts.{name}_proj.weight", (shared, width)) for name in ("gate", "up")]
-        found[f"{to}shared.gate_up.weight"] = torch.cat(halves)
-        found[f"{to}shared.down.weight"] = _read(rest, f"{at}shared_experts.down_proj.weight", (width, shared))
-    return found
+        weights[f"{to}shared.gate_up.weight"] = torch.cat(halves)
+        weights[f"{to}shared.down.weight"] = _read(rest, f"{at}shared_experts.down_proj.weight", (width, shared))
+    return weights
 
 
 def _read(rest: RenamedCheckpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -148,9 +148,9 @@ def mask_token_id(folder: Path, config: Mapping[str, Any]) -> int | None:
     None where none does.
     """
     for source in (config, read_json(folder / "generation_config.json")):
-        found = source.get("mask_token_id")
-        if isinstance(found, int) and not isinstance(found, bool):
-            return found
+        mask = source.get("mask_token_id")
+        if isinstance(mask, int) and not isinstance(mask, bool):
+            return mask
     added = _added_tokens(folder)
     named = read_json(folder / "tokenizer_config.json").get("mask_token")
     text = named.get("content") if isinstance(named, Mapping) else named
@@ -159,24 +159,24 @@ def mask_token_id(folder: Path, config: Mapping[str, Any]) -> int | None:
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     """All end tokens that configuration and generation defaults name; for LLaDA also the end of a turn."""
-    found: list[int] = []
+    ids: list[int] = []
     for source in (config, read_json(folder / "generation_config.json")):
         value = source.get("eos_token_id")
-        found += [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int)]
+        ids += [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int)]
     turn = _added_tokens(folder).get("<|eot_id|>") if family_name(config) == "llada" else None
-    return tuple(dict.fromkeys(found if turn is None else [*found, turn]))
+    return tuple(dict.fromkeys(ids if turn is None else [*ids, turn]))
 
 
 def _added_tokens(folder: Path) -> dict[str, int]:
     """Tokens that are kept apart from the vocabulary, by text."""
     listed = read_json(folder / "tokenizer.json").get("added_tokens")
     decoder = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
-    found = {
+    tensors = {
         str(token.get("content")): int(token["id"])
         for token in listed or []
         if isinstance(token, Mapping) and "id" in token
     }
     for index, token in (decoder if isinstance(decoder, Mapping) else {}).items():
         if isinstance(token, Mapping) and str(index).isdecimal():
-            found.setdefault(str(token.get("content")), int(index))
-    return found
+            tensors.setdefault(str(token.get("content")), int(index))
+    return tensors

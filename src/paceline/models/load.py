@@ -319,15 +319,15 @@ def _blocks(
     whole = wanted.quantization is None and wanted.lora is None and wanted.group_size is None
     if not (whole and isinstance(checkpoint, GgufCheckpoint)) or padded_spec(spec) is not spec:
         return None
-    if not fits(spec, dtype, wanted.device, quantization=BLOCKS) or (found := block_rows(checkpoint, spec)) is None:
+    if not fits(spec, dtype, wanted.device, quantization=BLOCKS) or (rows := block_rows(checkpoint, spec)) is None:
         return None
     from paceline.models.cpu.block_packing import can_pack
 
-    if not can_pack(found, gated=spec.gated):
+    if not can_pack(rows, gated=spec.gated):
         return None
-    return found | {
-        "embed.weight": found["embed.weight"].take(np.arange(head.vocab_size)),
-        "head.weight": found["embed.weight" if spec.tied else "head.weight"].take(head.kept),
+    return rows | {
+        "embed.weight": rows["embed.weight"].take(np.arange(head.vocab_size)),
+        "head.weight": rows["embed.weight" if spec.tied else "head.weight"].take(head.kept),
     }
 
 
@@ -341,7 +341,7 @@ def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, *, told
     if not isinstance(checkpoint, GgufCheckpoint):
         return None
     forms: dict[str, Form] = {
-        name: "int4" if all(checkpoint.is_narrow(one) for one in stored) else "int8"
+        name: "int4" if all(checkpoint.is_narrow(name_stored) for name_stored in stored) else "int8"
         for name, stored in sources(checkpoint, spec).items()
         if MATRICES.match(name) and name != "head.weight"
     }
@@ -472,5 +472,5 @@ def resolve_dtype(dtype: str, declared: str, device: torch.device) -> torch.dtyp
         )
     if device.type == "cuda" and name == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         log.warning("bfloat16 is emulated on this GPU; use dtype='float16' or 'float32'")
-    found: torch.dtype = getattr(torch, name)
-    return found
+    resolved: torch.dtype = getattr(torch, name)
+    return resolved

@@ -113,10 +113,10 @@ def fed_tokens(roots: Sequence[int], trees: Sequence[TokenTree], segments: Seque
 
 def offsets(segments: Sequence[Segment]) -> tuple[int, ...]:
     """Row offsets, as in `Scores.rows`."""
-    found = [0]
+    starts = [0]
     for segment in segments:
-        found.append(found[-1] + segment.rows)
-    return tuple(found)
+        starts.append(starts[-1] + segment.rows)
+    return tuple(starts)
 
 
 def run_lengths(segments: Sequence[Segment], chunked: bool) -> list[tuple[int, int]]:
@@ -124,13 +124,13 @@ def run_lengths(segments: Sequence[Segment], chunked: bool) -> list[tuple[int, i
 
     Where no prompt was announced, a chunk is one with all that is before it.
     """
-    found = []
+    runs_of_all = []
     for segment in segments:
         cache = segment.cache
         prompt = cache.prompt_length or (cache.length + segment.slots if chunked else 0)
         runs = groupby(max(prompt, position + 1) for position in segment.positions())
-        found += [(len(list(rows)), length) for length, rows in runs]
-    return found
+        runs_of_all += [(len(list(rows)), length) for length, rows in runs]
+    return runs_of_all
 
 
 @dataclass(frozen=True, slots=True)

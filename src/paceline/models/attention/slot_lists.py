@@ -41,17 +41,17 @@ class SlotLists:
         self.refresh()
         if cache.base >= 0:
             return self._straight[cache.base :], self.start + 8 * cache.base
-        own = np.concatenate((cache.slot_index(0, stop), np.zeros(SPARE, np.int64)))
-        kept.append(own)
-        return own, address(own)
+        copied = np.concatenate((cache.slot_index(0, stop), np.zeros(SPARE, np.int64)))
+        kept.append(copied)
+        return copied, address(copied)
 
     def windowed(self, windowed: WindowSlots, cache: NativeCache, slots: Ints, kept: list[Ints]) -> tuple[Ints, int]:
         """The same in layers with a window that give back keys, for what `of` has found."""
         if cache.base >= 0:
             return windowed.slots[cache.base :], self.windowed_start + 8 * cache.base
-        own = windowed.slots[slots]
-        kept.append(own)
-        return own, address(own)
+        windowed_slots = windowed.slots[slots]
+        kept.append(windowed_slots)
+        return windowed_slots, address(windowed_slots)
 
 
 def fill(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
@@ -67,8 +67,8 @@ def fill(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: In
     rows = []
     for stop in range(shared + 1, length + part.stop + 1):
         low = max(0, stop - window)
-        own = max(shared, low)
-        rows.append((start + 8 * low, own - low, start + 8 * own, stop - own))
+        behind = max(shared, low)
+        rows.append((start + 8 * low, behind - low, start + 8 * behind, stop - behind))
     out[:] = rows
 
 
@@ -83,7 +83,7 @@ def _fill_tree(
         sees = sees & (length + depths >= first[:, None])
     _, column = np.nonzero(sees)
     counts = sees.sum(1)
-    own = np.concatenate((slots[0][length + column], np.zeros(SPARE, np.int64)))
-    kept.append(own)
+    visible = np.concatenate((slots[0][length + column], np.zeros(SPARE, np.int64)))
+    kept.append(visible)
     out[:, 0], out[:, 1] = slots[1] + 8 * low, length - low
-    out[:, 2], out[:, 3] = address(own) + 8 * (np.cumsum(counts) - counts), counts
+    out[:, 2], out[:, 3] = address(visible) + 8 * (np.cumsum(counts) - counts), counts

@@ -38,7 +38,7 @@ def head_of(target: Runner, name: str) -> HasHead:
     return target
 
 
-def embedding_of(own: torch.Tensor | None, target: Runner, name: str) -> Callable[[Sequence[int]], torch.Tensor]:
+def embedding_of(rows: torch.Tensor | None, target: Runner, name: str) -> Callable[[Sequence[int]], torch.Tensor]:
     """(r, hidden) embeddings of tokens, from rows (v, hidden) or the target.
 
     Args:
@@ -46,8 +46,8 @@ def embedding_of(own: torch.Tensor | None, target: Runner, name: str) -> Callabl
     Raises:
         CapabilityError: there are no rows, and the target cannot embed.
     """
-    if own is not None:
-        return lambda tokens: own[torch.tensor(tokens, device=own.device)]
+    if rows is not None:
+        return lambda tokens: rows[torch.tensor(tokens, device=rows.device)]
     if not isinstance(target, HasEmbedding):
         raise _lacking(target, name, "input embeddings")
     return target.embed

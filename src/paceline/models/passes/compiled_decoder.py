@@ -34,7 +34,7 @@ from paceline.models.cpu.vectors import LANES
 from paceline.models.layers.rope import Rotary
 from paceline.models.passes.base import PassResult
 from paceline.models.passes.packed_weights import PackedWeights
-from paceline.models.passes.packing import ROWS, Packing, Table, Weights, Workspace, constants
+from paceline.models.passes.packing import ROWS, Packing, PassWorkspace, RecordTable, Weights, constants
 from paceline.models.spec import ModelSpec, attention_shape
 from paceline.models.state.arena import Arena
 from paceline.models.state.window_slots import Ints
@@ -94,8 +94,8 @@ class CompiledDecoder:
             activation_bits=activation_bits,
         )  # fmt: skip
         self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
-        self.frame, self.layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
-        self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}
+        self.frame, self.layers = RecordTable(at.FRAME_FIELDS), RecordTable(at.LAYER_FIELDS, spec.num_layers)
+        self._ropes = {key: RecordTable(at.ROPE_FIELDS) for key in spec.ropes}
         self.seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
         self._iota, self._aimed = np.arange(ROWS), False
         self._row_bytes = spec.hidden_size * self.dtype.itemsize
@@ -116,7 +116,7 @@ class CompiledDecoder:
         packed.store()
         weights.pop("embed.weight", None)
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
-        self._workspace: Workspace | None = None
+        self._workspace: PassWorkspace | None = None
         self._team_size, self._extent = TeamSize(1), (0, 0, 0, 0)
         self._room, self._scores, self._parts = 0, torch.zeros(0), torch.zeros(0)
         arena.masked, self._adds = False, False
@@ -194,14 +194,16 @@ class CompiledDecoder:
             count = sum(part.stop - part.first for part in parts)
             self._from(fed[done : done + count], count)
             if -1 in kept and plan.first == 0:
-                given = fed[done : done + count]
-                kept[-1][done : done + count] = given if isinstance(given, torch.Tensor) else self.embed(given)
+                states_in = fed[done : done + count]
+                kept[-1][done : done + count] = (
+                    states_in if isinstance(states_in, torch.Tensor) else self.embed(states_in)
+                )
             self._targets(kept, result, done)
             self._add_to_qkv(added_qkv, done)
             lists = self._place(parts, lengths, done)
             picked = wanted if count == rows else [row - done for row in wanted if done <= row < done + count]
-            found, tokens = self._go(picked, count)
-            logits_of.append(found)
+            head_rows, tokens = self._go(picked, count)
+            logits_of.append(head_rows)
             best += tokens
             del lists
             done += count
@@ -214,7 +216,7 @@ class CompiledDecoder:
             return
         self._fitting = (0, -1, 0)
         if self._workspace is None or self._workspace.threads != threads:
-            self._workspace = Workspace(self.spec, self._kind, threads, quantized=self._quantized)
+            self._workspace = PassWorkspace(self.spec, self._kind, threads, quantized=self._quantized)
             self._team_size = TeamSize(threads)
             self._parts = torch.zeros(threads * ROWS * BEST_BYTES, dtype=torch.uint8)
             self.frame.put(self._workspace.fields | {at.PARTS: self._parts.data_ptr(), at.PARTS_ROWS: ROWS})

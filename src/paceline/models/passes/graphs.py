@@ -23,7 +23,7 @@ import torch
 
 from paceline.models.attention.fixed_shape_attention import LONG_CONTEXT, ChunkedPrefixStep, PaddedStep, padded_masks
 from paceline.models.attention.segments import Segment
-from paceline.models.attention.tree_attention import Step
+from paceline.models.attention.tree_attention import AttentionStep
 from paceline.models.base import ALL_LAYERS
 from paceline.models.layers.decoder import Decoder
 from paceline.models.layers.rope import Rotary
@@ -175,23 +175,23 @@ class _Pass:
 
     def body(self) -> Result:
         """The whole pass, reading nothing but the static buffer, the weights and the arena."""
-        given, decoder = self._in, self._decoder
-        x = decoder.embed_index(given["tokens"])
+        buffers, decoder = self._in, self._decoder
+        x = decoder.embed_index(buffers["tokens"])
         step = self._step(x.dtype)
-        rotations = self._rotary.select(given["positions"].reshape(-1))
+        rotations = self._rotary.select(buffers["positions"].reshape(-1))
         kept = decoder.run(x, step, rotations, ALL_LAYERS, self._bucket.taps)
         if len(decoder.layers) in self._bucket.taps:
             kept[len(decoder.layers)] = decoder.final_norm(x)
         return decoder.head(x), kept
 
-    def _step(self, dtype: torch.dtype) -> Step:
-        given, slots, shape = self._in, self._bucket.slots, self._decoder.shape
+    def _step(self, dtype: torch.dtype) -> AttentionStep:
+        buffers, slots, shape = self._in, self._bucket.slots, self._decoder.shape
         if slots >= LONG_CONTEXT:
-            return ChunkedPrefixStep(shape, self._arena.layers, given, dtype)
+            return ChunkedPrefixStep(shape, self._arena.layers, buffers, dtype)
         within = torch.arange(BLOCK, device=self._buffer.device)
-        read = (given["tables"].unsqueeze(-1) * BLOCK + within).reshape(self._bucket.batch, slots)
-        masks = padded_masks(given, shape, slots, dtype)
-        return PaddedStep(shape, self._arena.layers, given["write"], read, masks)
+        read = (buffers["tables"].unsqueeze(-1) * BLOCK + within).reshape(self._bucket.batch, slots)
+        masks = padded_masks(buffers, shape, slots, dtype)
+        return PaddedStep(shape, self._arena.layers, buffers["write"], read, masks)
 
     def replay(self, capturing: _Capturing) -> Result:
         """Capture at the first call (after a warm-up on another stream), then replay.

@@ -73,17 +73,19 @@ class StrictPasses:
                 segments, fed, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv
             )
         wanted = range(rows) if logits is None else logits
-        found: list[PassResult] = []
+        results: list[PassResult] = []
         done = 0
         for parts in split_into_passes(segments, self.most_rows):
             count = sum(part.stop - part.first for part in parts)
             picked = [row - done for row in wanted if done <= row < done + count]
-            cut, given = [_cut(part) for part in parts], fed[done : done + count]
+            cut, fed_part = [_cut(part) for part in parts], fed[done : done + count]
             more = None if added_qkv is None else added_qkv[done : done + count]
-            found.append(self.passes.run(cut, given, (), plan, taps, logits=picked, states=states, added_qkv=more))
+            results.append(self.passes.run(cut, fed_part, (), plan, taps, logits=picked, states=states, added_qkv=more))
             done += count
-        kept = {layer: torch.cat([one.taps[layer] for one in found]) for layer in found[0].taps}
-        return PassResult(torch.cat([one.logits for one in found]), torch.cat([one.states for one in found]), kept)
+        kept = {layer: torch.cat([result.taps[layer] for result in results]) for layer in results[0].taps}
+        return PassResult(
+            torch.cat([result.logits for result in results]), torch.cat([result.states for result in results]), kept
+        )
 
 
 def _cut(part: SegmentPart) -> Segment:

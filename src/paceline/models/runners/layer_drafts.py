@@ -64,9 +64,9 @@ class LayerDrafts:
         """
         trees = [TokenTree.chain(chain[1:]) if len(chain) > 1 else EMPTY_TREE for chain in fed]
         done = [len(chain) - 1 for chain in fed]
-        found, _ = self.runner.run_layers(caches, [chain[0] for chain in fed], trees, plan=plan, computed=done)
-        rows = self.runner.head(found) if logits else found.new_empty(0, self.runner.info.vocab_size)
-        return rows, found if states else found[:0]
+        after, _ = self.runner.run_layers(caches, [chain[0] for chain in fed], trees, plan=plan, computed=done)
+        rows = self.runner.head(after) if logits else after.new_empty(0, self.runner.info.vocab_size)
+        return rows, after if states else after[:0]
 
     def score(
         self,
@@ -85,13 +85,13 @@ class LayerDrafts:
             known: per sequence (n, hidden) the states of its first n inputs behind the plan's last layer, n from 0 to
                 all; their keys and values are in scratch since `step`.
         """
-        late = [i for i, (tree, own) in enumerate(zip(trees, known, strict=True)) if len(own) <= len(tree)]
+        late = [i for i, (tree, rows) in enumerate(zip(trees, known, strict=True)) if len(rows) <= len(tree)]
         whole = list(known)
         if late:
             left = [1 + len(trees[i]) - len(known[i]) for i in late]
-            own = [caches[i] for i in late], [roots[i] for i in late], [trees[i] for i in late]
-            found, _ = self.runner.run_layers(*own, plan=plan, computed=[len(known[i]) for i in late])
-            for i, part in zip(late, found.split(left), strict=True):
+            arguments = [caches[i] for i in late], [roots[i] for i in late], [trees[i] for i in late]
+            after, _ = self.runner.run_layers(*arguments, plan=plan, computed=[len(known[i]) for i in late])
+            for i, part in zip(late, after.split(left), strict=True):
                 whole[i] = torch.cat((known[i], part))
         rest, runner = self._rests.setdefault(plan.stop or 0, LayerPlan(first=plan.stop or 0)), self.runner
         states, _ = runner.run_layers(caches, roots, trees, plan=rest, hidden=torch.cat(whole))
@@ -102,8 +102,8 @@ class LayerDrafts:
 def best_of(logits: torch.Tensor) -> list[int]:
     """Per row of (r, v) the token with the largest logit, -1 where some is not finite."""
     best = torch.where(logits.isfinite().all(-1), logits.argmax(-1), -1)
-    found: list[int] = best.tolist()
-    return found
+    tokens: list[int] = best.tolist()
+    return tokens
 
 
 def resuming_pays(runner: Runner, drafts: LayerDrafts, plan: LayerPlan) -> bool:

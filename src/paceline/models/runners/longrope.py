@@ -128,10 +128,10 @@ class LongRopeRunner(StateOperations[LongRopeCache]):
         Raises:
             CapabilityError: a sequence would have to be run again, but its tokens are not known.
         """
-        self._enter_all(caches, [len(own) for own in tokens])
+        self._enter_all(caches, [len(new) for new in tokens])
         scores = self.native.extend(caches, tokens, taps=taps, all_logits=all_logits)
-        for cache, own in zip(caches, tokens, strict=True):
-            cache.tokens.extend(own)
+        for cache, new in zip(caches, tokens, strict=True):
+            cache.tokens.extend(new)
         return scores
 
     @torch.inference_mode()
@@ -144,10 +144,10 @@ class LongRopeRunner(StateOperations[LongRopeCache]):
         all_logits: bool = False,
     ) -> Scores:
         """See `NativeRunner.extend_embeddings`; raises CapabilityError as `extend` does."""
-        self._enter_all(caches, [len(own) for own in embeddings])
+        self._enter_all(caches, [len(new) for new in embeddings])
         scores = self.native.extend_embeddings(caches, embeddings, taps=taps, all_logits=all_logits)
-        for cache, own in zip(caches, embeddings, strict=True):
-            cache.tokens.extend([UNKNOWN] * len(own))
+        for cache, new in zip(caches, embeddings, strict=True):
+            cache.tokens.extend([UNKNOWN] * len(new))
         return scores
 
     def _enter_all(self, caches: Sequence[LongRopeCache], counts: Sequence[int]) -> None:
@@ -261,5 +261,5 @@ def original_context(spec: ModelSpec) -> int:
 
 def native_of(runner: object) -> NativeRunner | None:
     """The native runner of a model's passes; None where others run them."""
-    found = runner.native if isinstance(runner, LongRopeRunner) else runner
-    return found if isinstance(found, NativeRunner) else None
+    inner = runner.native if isinstance(runner, LongRopeRunner) else runner
+    return inner if isinstance(inner, NativeRunner) else None

@@ -156,8 +156,8 @@ class NativeRunner(StateOperations[NativeCache]):
         Raises:
             ConfigError: an empty list of tokens, a released cache, or more tokens than the context holds.
         """
-        fed = tokens[0] if len(tokens) == 1 else [t for own in tokens for t in own]
-        return self._extend(caches, [len(own) for own in tokens], fed, taps, all_logits)
+        fed = tokens[0] if len(tokens) == 1 else [t for new in tokens for t in new]
+        return self._extend(caches, [len(new) for new in tokens], fed, taps, all_logits)
 
     @torch.inference_mode()
     def extend_embeddings(
@@ -169,8 +169,8 @@ class NativeRunner(StateOperations[NativeCache]):
         all_logits: bool = False,
     ) -> Scores:
         """`extend` with input embeddings (rows, hidden), as `embed` returns them, instead of tokens."""
-        x = torch.cat([own.to(self.info.dtype) for own in embeddings])
-        return self._extend(caches, [len(own) for own in embeddings], x, taps, all_logits)
+        x = torch.cat([new.to(self.info.dtype) for new in embeddings])
+        return self._extend(caches, [len(new) for new in embeddings], x, taps, all_logits)
 
     def _extend(
         self,
@@ -186,11 +186,11 @@ class NativeRunner(StateOperations[NativeCache]):
         segments = [chunk(cache, count) for cache, count in zip(caches, rows, strict=True)]
         at = offsets(segments)
         wanted = None if all_logits else [stop - 1 for stop in at[1:]]
-        found = self._pass(segments, fed, taps=taps, chunked=True, logits=wanted)
+        result = self._pass(segments, fed, taps=taps, chunked=True, logits=wanted)
         for segment in segments:
             segment.cache.length += segment.slots
         rows = at if all_logits else tuple(range(len(segments) + 1))
-        return Scores(found.logits, rows, found.taps, found.best)
+        return Scores(result.logits, rows, result.taps, result.best)
 
     @torch.inference_mode()
     def score(
@@ -218,8 +218,8 @@ class NativeRunner(StateOperations[NativeCache]):
             ]
             if (result := self.graphs.run(segments, fed, taps)) is not None:
                 return Scores(result[0], offsets(segments), result[1])
-        found = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
-        return Scores(found.logits, offsets(segments), found.taps, found.best)
+        output = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
+        return Scores(output.logits, offsets(segments), output.taps, output.best)
 
     def _check_fed(self, roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
         check_tokens(self.info, roots, self._rows)
@@ -256,9 +256,9 @@ class NativeRunner(StateOperations[NativeCache]):
             raise ConfigError(
                 f"run_layers: hidden must be ({rows}, {self.info.hidden_size}), got {tuple(hidden.shape)}"
             )
-        given = fed_tokens(roots, trees, segments) if hidden is None else hidden.to(self.info.dtype)
-        found = self._pass(segments, given, plan=plan, taps=taps, logits=(), states=True)
-        return found.states, found.taps
+        fed = fed_tokens(roots, trees, segments) if hidden is None else hidden.to(self.info.dtype)
+        result = self._pass(segments, fed, plan=plan, taps=taps, logits=(), states=True)
+        return result.states, result.taps
 
     @torch.inference_mode()
     def run_states(

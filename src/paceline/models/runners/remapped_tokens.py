@@ -135,7 +135,7 @@ class MappedRunner:
         all_logits: bool = False,
     ) -> Scores:
         """See `Runner.extend`."""
-        fed = [self.inside(own) for own in tokens]
+        fed = [self.inside(new) for new in tokens]
         return self._outside(self.inner.extend(caches, fed, taps=taps, all_logits=all_logits))
 
     def score(
@@ -160,16 +160,16 @@ class MappedRunner:
         if len(tokens) == 1 and 0 <= (token := tokens[0]) < len(self.into) and (only := int(self.into[token])) >= 0:
             return [only]
         ids = np.asarray(tokens, np.int64)
-        if not ((ids >= 0) & (ids < len(self.into))).all() or (found := self.into[ids]).min(initial=0) < 0:
+        if not ((ids >= 0) & (ids < len(self.into))).all() or (inner_ids := self.into[ids]).min(initial=0) < 0:
             raise ConfigError(
                 f"{self.info.name} was fed a token that it does not have; ids must lie below {len(self.into)}"
             )
-        whole: list[int] = found.tolist()
+        whole: list[int] = inner_ids.tolist()
         return whole
 
     def _outside(self, scores: Scores) -> Scores:
         """Logits by outer id."""
-        given = scores.logits if self._columns is None else scores.logits.index_select(1, self._columns)
-        logits = given.new_full((len(given), self.vocab_size), float("-inf"))
-        logits.index_copy_(1, self._tokens, given)
+        columns = scores.logits if self._columns is None else scores.logits.index_select(1, self._columns)
+        logits = columns.new_full((len(columns), self.vocab_size), float("-inf"))
+        logits.index_copy_(1, self._tokens, columns)
         return Scores(logits, scores.rows, scores.taps)

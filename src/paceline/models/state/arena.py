@@ -150,7 +150,7 @@ Key = tuple[str | int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeptBlock:
     """A kept block: its number in the arena, and a serial number that no other entry ever has."""
 
     block: int
@@ -186,7 +186,7 @@ class PrefixIndex:
     def __init__(self, pool: BlockPool, windowed: WindowSlots | None = None) -> None:
         self.pool, self._windowed = pool, windowed
         self.most: int | None = None
-        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._entries: OrderedDict[Key, KeptBlock] = OrderedDict()
         self._serials = count()
         pool.holders.add(self)
 
@@ -234,13 +234,13 @@ class PrefixIndex:
             key = (before, piece)
             entry = self._entries.get(key)
             if entry is None:
-                entry = Entry(block, next(self._serials))
+                entry = KeptBlock(block, next(self._serials))
                 self.pool.add_reference([block])
                 self._entries[key] = entry
             elif self._windowed is not None and self._windowed.has([block, entry.block]).tolist() == [True, False]:
                 self.pool.add_reference([block])
                 self.pool.drop([entry.block])
-                entry = self._entries[key] = Entry(block, entry.serial)
+                entry = self._entries[key] = KeptBlock(block, entry.serial)
             keys.append(key)
             before = entry.serial
         for key in reversed(keys):
@@ -306,14 +306,20 @@ class Arena:
         self.limit: int | None = None
         self.single_blocks, self.masked, self.widest = False, True, 1
         self.pool = BlockPool(blocks, reserved=1)
-        found = {layer: window for layer, window in enumerate(windows) if window is not None}
-        self._windowed_layers, self.windowed = list(found), None
-        if found:
+        window_of = {layer: window for layer, window in enumerate(windows) if window is not None}
+        self._windowed_layers, self.windowed = list(window_of), None
+        if window_of:
             self.windowed = WindowSlots(
-                len(found), max(found.values()), 2 * kv_heads, head_dim, blocks=blocks, dtype=dtype, device=device
+                len(window_of),
+                max(window_of.values()),
+                2 * kv_heads,
+                head_dim,
+                blocks=blocks,
+                dtype=dtype,
+                device=device,
             )
         self.prefixes = PrefixIndex(self.pool, self.windowed)
-        self._adopt(zeros((layers - len(found), blocks * BLOCK, 2 * kv_heads, head_dim), dtype, device))
+        self._adopt(zeros((layers - len(window_of), blocks * BLOCK, 2 * kv_heads, head_dim), dtype, device))
 
     def _adopt(self, kv: torch.Tensor) -> None:
         self.kv = kv
@@ -447,11 +453,11 @@ class Arena:
         """The same in the layers with a window, inside a change; what has no place there has none afterwards."""
         pairs = [pair for pair, has in zip(zip(source, target, strict=True), windowed.has(source), strict=True) if has]
         if pairs:
-            own, new = zip(*pairs, strict=True)
+            filled, new = zip(*pairs, strict=True)
             if (lacking := windowed.lacking(new, self._window_blocks())) > 0:
                 self._grow_windowed(windowed, lacking)
             windowed.give(new, clear=False)
-            windowed.copy(own, new)
+            windowed.copy(filled, new)
 
     @torch.inference_mode()
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:

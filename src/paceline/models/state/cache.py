@@ -176,14 +176,14 @@ class NativeCache:
         if current != self._views_of or len(self._views) > 8:
             self._views.clear()
             self._views_of = current
-        found = self._views.get((start, stop))
-        if found is None:
+        views = self._views.get((start, stop))
+        if views is None:
             at, count = self.base + start, stop - start
             keys, values = self.arena.keys, self.arena.values
-            found = self._views[start, stop] = {
+            views = self._views[start, stop] = {
                 layer: (keys[layer].narrow(2, at, count), values[layer].narrow(2, at, count)) for layer in keys
             }
-        return found
+        return views
 
     def commit(self, path: Sequence[int]) -> None:
         """Commit the root and the nodes of `path` out of the scratch slots; the rest of the scratch is forgotten.

@@ -102,8 +102,10 @@ class ArenaMemory:
             return size // block
         place = _place_bytes(windowed)
         rest, self._chunk = max(block - place, LEAST_BYTES), 1 + blocks_for(chunk)
-        one = blocks_for(windowed.window) + STEP_BLOCKS
-        places = max(self._chunk + one, min(self._chunk + sequences * one, size // (place + LENGTHS * rest)))
+        per_sequence = blocks_for(windowed.window) + STEP_BLOCKS
+        places = max(
+            self._chunk + per_sequence, min(self._chunk + sequences * per_sequence, size // (place + LENGTHS * rest))
+        )
         blocks = (size - places * place) // rest
         if blocks <= places:
             blocks = places = size // block
@@ -115,8 +117,11 @@ class ArenaMemory:
         windowed = self._arena.windowed
         if windowed is None or windowed.most > self.capacity:
             return True
-        one = blocks_for(windowed.window) + STEP_BLOCKS
-        return self._chunk + sum(min(one, blocks_for(length + self.widest)) for length in lengths) <= windowed.most
+        per_sequence = blocks_for(windowed.window) + STEP_BLOCKS
+        return (
+            self._chunk + sum(min(per_sequence, blocks_for(length + self.widest)) for length in lengths)
+            <= windowed.most
+        )
 
     @property
     def used(self) -> int:

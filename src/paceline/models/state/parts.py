@@ -2,13 +2,13 @@
 
 Keys and values are one part (models.state.cache). Of most models they are all that there is: then that part is the
 sequence's state, with nothing around it. Where a model keeps more (a recurrent state, what its encoder has read), the
-state is a `SequenceState`, which passes every operation on to all of its parts. What a sequence can do is what all of
+state is a `CompositeState`, which passes every operation on to all of its parts. What a sequence can do is what all of
 them can.
 
 A `StatePart` is the half of a part that all kinds have in common: what becomes of tokens that were read. How they are
 read is between a runner and its own kind of part, since each needs something else. A runner with a recurrent part makes
 one in `open`, lets it read the committed tokens in `extend`, and the root and the nodes of a chain in `score`, of which
-`computed` were read before and the rest wait for `commit`; it hands the keys and values (`SequenceState.cache`) to a
+`computed` were read before and the rest wait for `commit`; it hands the keys and values (`CompositeState.cache`) to a
 native runner beside. All parts then count the same committed tokens, without the pending root (models.base).
 
 Models of transformers know one history in place of parts (runners.fallback.transformers_cache.History): `mark` before
@@ -56,7 +56,7 @@ class StatePart(Protocol):
         """Give everything back; a second call does nothing."""
 
 
-class SequenceState:
+class CompositeState:
     """The state of a sequence that keeps more than keys and values.
 
     Args:
@@ -109,9 +109,9 @@ class SequenceState:
         for part in self.parts:
             part.truncate(length)
 
-    def fork(self) -> SequenceState:
+    def fork(self) -> CompositeState:
         """See `StatePart.fork`."""
-        return SequenceState(self.cache.fork(), [part.fork() for part in self.others])
+        return CompositeState(self.cache.fork(), [part.fork() for part in self.others])
 
     def release(self) -> None:
         """See `StatePart.release`."""
@@ -119,13 +119,13 @@ class SequenceState:
             part.release()
 
 
-State = NativeCache | SequenceState
+State = NativeCache | CompositeState
 S = TypeVar("S", bound=StatePart)
 
 
 def keys_of(state: State) -> NativeCache:
     """The keys and values of a sequence."""
-    return state.cache if isinstance(state, SequenceState) else state
+    return state.cache if isinstance(state, CompositeState) else state
 
 
 class StateOperations(Generic[S]):

@@ -80,10 +80,10 @@ class WindowSlots:
 
     def follow(self, blocks: int) -> None:
         """The arena has so many blocks now."""
-        slots, given, kept = np.zeros(blocks * BLOCK + SPARE, np.int64), np.zeros(blocks, np.int64), len(self._table)
+        slots, given_at, kept = np.zeros(blocks * BLOCK + SPARE, np.int64), np.zeros(blocks, np.int64), len(self._table)
         kept = min(kept, blocks)
-        slots[: kept * BLOCK], given[:kept] = self.slots[: kept * BLOCK], self._given[:kept]
-        self.slots, self._given, self._table = slots, given, slots[: blocks * BLOCK].reshape(blocks, BLOCK)
+        slots[: kept * BLOCK], given_at[:kept] = self.slots[: kept * BLOCK], self._given[:kept]
+        self.slots, self._given, self._table = slots, given_at, slots[: blocks * BLOCK].reshape(blocks, BLOCK)
 
     @property
     def places(self) -> int:
@@ -92,8 +92,8 @@ class WindowSlots:
 
     def has(self, blocks: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Which of these blocks have a place."""
-        found: npt.NDArray[np.bool_] = self._table[np.asarray(blocks, np.int64), 0] > 0
-        return found
+        placed: npt.NDArray[np.bool_] = self._table[np.asarray(blocks, np.int64), 0] > 0
+        return placed
 
     def first_read(self, length: int) -> int:
         """The first of a sequence's blocks whose keys are read by what follows its first `length` tokens."""
@@ -149,8 +149,8 @@ class WindowSlots:
         behind = self._table[:, 0] > 0
         for blocks in window_blocks:
             behind[list(blocks)] = False
-        found = np.flatnonzero(behind)
-        self._table[found[np.argsort(self._given[found], kind="stable")[:count]]] = 0
+        candidates = np.flatnonzero(behind)
+        self._table[candidates[np.argsort(self._given[candidates], kind="stable")[:count]]] = 0
 
     def grow(self, count: int) -> None:
         """Make room for at least so many more."""

@@ -117,12 +117,12 @@ class TransformersRunner:
             )
         try:
             with quiet():
-                model, found = AutoModelForCausalLM.from_pretrained(
+                model, report = AutoModelForCausalLM.from_pretrained(
                     str(folder), config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
                 )
         except Exception as error:  # as above
             raise _refusal(error, name) from error
-        _check_complete(found, name)
+        _check_complete(report, name)
         return cls._started(model.to(device), name, max_context, tokens)
 
     @classmethod
@@ -261,11 +261,11 @@ def _cut(cache: FallbackCache, length: int) -> History:
 
 
 def _scores(fed: Sequence[PassOutput], taps: Sequence[int], vocab_size: int) -> Scores:
-    rows = tuple(accumulate((len(one.logits) for one in fed), initial=0))
+    rows = tuple(accumulate((len(output.logits) for output in fed), initial=0))
     return Scores(
-        torch.cat([one.logits[:, :vocab_size] for one in fed]),
+        torch.cat([output.logits[:, :vocab_size] for output in fed]),
         rows,
-        {layer: torch.cat([one.taps[layer] for one in fed]) for layer in set(taps)},
+        {layer: torch.cat([output.taps[layer] for output in fed]) for layer in set(taps)},
     )
 
 
@@ -274,8 +274,8 @@ def _can_tap(caller: CausalModel, hidden_size: int) -> bool:
     if not caller.num_layers or caller.model.get_output_embeddings() is None:
         return False
     layers = range(-1, caller.num_layers + 1)
-    found = caller.run([0, 0], keep=False, taps=layers).taps
-    return all(layer in found and found[layer].shape == (2, hidden_size) for layer in layers)
+    tapped = caller.run([0, 0], keep=False, taps=layers).taps
+    return all(layer in tapped and tapped[layer].shape == (2, hidden_size) for layer in layers)
 
 
 def _declared_context(config: Any) -> int:
@@ -288,8 +288,8 @@ def _declared_context(config: Any) -> int:
     keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
     sizes = [size for key in keys if isinstance(size := getattr(text, key, None), int) and size > 0]
     rope = getattr(text, "rope_parameters", None) or {}
-    kinds = rope.values() if rope and all(isinstance(one, Mapping) for one in rope.values()) else [rope]
-    borders = [one.get("original_max_position_embeddings") for one in kinds if one.get("rope_type") == "longrope"]
+    kinds = rope.values() if rope and all(isinstance(kind, Mapping) for kind in rope.values()) else [rope]
+    borders = [kind.get("original_max_position_embeddings") for kind in kinds if kind.get("rope_type") == "longrope"]
     return min([*sizes[:1], *(border for border in borders if border)], default=UNLIMITED)
 
 
@@ -317,8 +317,8 @@ def _describe(model: Any, *, name: str, vocab_size: int, max_context: int, first
     )
 
 
-def _check_complete(found: Mapping[str, Any], name: str) -> None:
-    lacking = sorted(str(key) for key in (*found.get("missing_keys", ()), *found.get("mismatched_keys", ())))
+def _check_complete(report: Mapping[str, Any], name: str) -> None:
+    lacking = sorted(str(key) for key in (*report.get("missing_keys", ()), *report.get("mismatched_keys", ())))
     if lacking:
         raise CheckpointError(
             f"{name} lacks {len(lacking)} of its weights, first {lacking[0]}; download the checkpoint again"
