@@ -69,9 +69,9 @@ def largest_of(row: int, begin: int, end: int, narrow: bool, spare: int) -> np.f
     if whole < end:
         store(spare, load_half(row + 2 * whole) if narrow else load(row + 4 * whole))
         for i in range(end - whole):
-            share = read_float(spare + 4 * i)
-            sure += share * np.float32(0.0)
-            most = max(most, share)
+            number = read_float(spare + 4 * i)
+            sure += number * np.float32(0.0)
+            most = max(most, number)
     return most + sure
 
 
