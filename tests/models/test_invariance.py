@@ -117,12 +117,12 @@ def test_sums_over_slots_instead_of_positions_are_found_out(monkeypatch):
 
 def test_a_commit_that_moves_nothing_is_found_out(monkeypatch):
     runner = made()
-    keep = NativeCache.keep
+    commit = NativeCache.commit
 
     def lazy(self: NativeCache, path: Any) -> None:
-        keep(self, range(len(path)))
+        commit(self, range(len(path)))
 
-    monkeypatch.setattr(NativeCache, "keep", lazy)
+    monkeypatch.setattr(NativeCache, "commit", lazy)
     assert what_varies(runner) == "a row behind an accepted path"
 
 

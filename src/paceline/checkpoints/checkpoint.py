@@ -62,11 +62,11 @@ class Checkpoint:
 
     def header_sizes(self) -> dict[Path, int]:
         """Of each file the bytes before its data."""
-        entries = {}
+        starts = {}
         for file in weight_files(self.folder):
             with file.open("rb") as stream:
-                entries[file] = 8 + int.from_bytes(stream.read(8), "little")
-        return entries
+                starts[file] = 8 + int.from_bytes(stream.read(8), "little")
+        return starts
 
     def _check_index(self) -> None:
         if (self.folder / SINGLE).is_file():

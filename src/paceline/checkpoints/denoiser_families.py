@@ -77,10 +77,10 @@ def _only(keys: ConfigKeys, neutral: Mapping[str, tuple[object, ...]]) -> None:
             raise UnsupportedModelError(f"{keys.family}: {name}={keys.get(name)!r} is not implemented")
 
 
-def _family(keys: ConfigKeys, model_type: str, replaced: Config, *shared: str) -> ModelSpec:
-    """The spec of a decoder family, from keys called alike (`shared`) and those translated (`replaced`)."""
+def _family(keys: ConfigKeys, model_type: str, translated: Config, *shared: str) -> ModelSpec:
+    """The spec of a decoder family, from keys called alike (`shared`) and those translated (`translated`)."""
     config = {name: keys.get(name) for name in shared if keys.given(name)}
-    model = spec_from_config({**config, **replaced, "model_type": model_type})
+    model = spec_from_config({**config, **translated, "model_type": model_type})
     return replace(model, family=keys.family)
 
 
@@ -110,7 +110,7 @@ def _llada(keys: ConfigKeys) -> DenoiserSpec:
     _only(keys, LLADA_NEUTRAL)
     width, heads = keys.size("d_model"), keys.size("n_heads")
     multi_query = 1 if keys.flag("multi_query_attention") else heads
-    replaced = {
+    translated = {
         "hidden_size": width,
         "num_attention_heads": heads,
         "num_key_value_heads": keys.optional_size("n_kv_heads") or multi_query,
@@ -122,7 +122,7 @@ def _llada(keys: ConfigKeys) -> DenoiserSpec:
         "hidden_act": keys.get("activation_type"),
     }
     model = replace(
-        _family(keys, "llama", replaced, "rms_norm_eps", "rope_theta"),
+        _family(keys, "llama", translated, "rms_norm_eps", "rope_theta"),
         qkv_bias=keys.flag("include_qkv_bias"),
         embedding_multiplier=float(width) ** 0.5 if keys.flag("input_emb_norm") else 1.0,
         logit_multiplier=float(width) ** -0.5 if keys.flag("scale_logits") else 1.0,
@@ -135,7 +135,7 @@ def _llada_moe(keys: ConfigKeys) -> DenoiserSpec:
     count = keys.size("num_hidden_layers")
     sparse = keys.items("moe_layer_freq", count)
     inner = keys.size("expert_intermediate_size")
-    replaced = {
+    translated = {
         "intermediate_size": keys.optional_size("dense_intermediate_size") or inner,
         "moe_intermediate_size": inner,
         "norm_topk_prob": keys.flag("norm_topk_prob"),
@@ -143,7 +143,7 @@ def _llada_moe(keys: ConfigKeys) -> DenoiserSpec:
         "head_dim": keys.optional_size("head_dim") or keys.size("hidden_size") // keys.size("num_attention_heads"),
         "num_key_value_heads": keys.optional_size("num_key_value_heads") or keys.size("num_attention_heads"),
     }
-    model = _family(keys, "qwen3_moe", replaced, *_COMMON, "num_experts", "num_experts_per_tok", "attention_bias")
+    model = _family(keys, "qwen3_moe", translated, *_COMMON, "num_experts", "num_experts_per_tok", "attention_bias")
     return DenoiserSpec(model=model, mask_token_id=-1)
 
 

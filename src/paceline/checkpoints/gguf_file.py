@@ -185,11 +185,11 @@ def _read(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
     """Files with the time of their last change and their size."""
     metadata, tensors = Metadata(), dict[str, _Tensor]()
     for part, _, _ in parts:
-        part_tensors, part_metadata = _read_one(part)
-        metadata = {**part_tensors, **metadata}
-        if twice := sorted(part_metadata.keys() & tensors.keys()):
+        part_metadata, part_tensors = _read_one(part)
+        metadata = {**part_metadata, **metadata}
+        if twice := sorted(part_tensors.keys() & tensors.keys()):
             raise CheckpointError(f"{part} holds {some(twice)} a second time; download its parts again")
-        tensors.update(part_metadata)
+        tensors.update(part_tensors)
     return GgufFile(parts[0][0], metadata, tensors)
 
 

@@ -137,17 +137,17 @@ class AdaptedCheckpoint(Checkpoint):
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor with what the adapter changes in it; see `Checkpoint.tensor`."""
-        adapter, factors_found = self._adapter, self._own[name]
-        if factors_found in adapter.whole:
-            return self._stored.tensor(adapter.whole[factors_found])
+        adapter, target = self._adapter, self._own[name]
+        if target in adapter.whole:
+            return self._stored.tensor(adapter.whole[target])
         tensor = self.base.tensor(name)
-        factors = adapter.factors.get(factors_found)
-        return tensor if factors is None else tensor.float() + self._change(factors_found, factors)
+        factors = adapter.factors.get(target)
+        return tensor if factors is None else tensor.float() + self._change(target, factors)
 
     def fill(self, name: str, out: torch.Tensor) -> None:
         """See `Checkpoint.fill`."""
-        pair = self._own[name]
-        if pair in self._adapter.whole or pair in self._adapter.factors:
+        target = self._own[name]
+        if target in self._adapter.whole or target in self._adapter.factors:
             out.copy_(self.tensor(name))
         else:
             self.base.fill(name, out)
@@ -185,9 +185,9 @@ def write_adapter(
         "inference_mode": True,
     }
     tensors = {
-        f"{OUTER}{name}.lora_{side}.weight": shape.detach().contiguous().cpu()
+        f"{OUTER}{name}.lora_{side}.weight": factor.detach().contiguous().cpu()
         for name, pair in factors.items()
-        for side, shape in zip("AB", pair, strict=True)
+        for side, factor in zip("AB", pair, strict=True)
     }
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / CONFIG) as fresh:  # in its place behind the weights

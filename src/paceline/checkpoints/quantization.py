@@ -206,12 +206,12 @@ def quantize(weights: Mapping[str, torch.Tensor], spec: ModelSpec, form: Forms =
 
 def dequantized(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What quantised weights stand for, in float64, and the others as they are; a tied head is a tensor of its own."""
-    forms = {}
+    dense = {}
     for name, weight in weights.items():
         scale = weights.get(scale_of(name))
         if not name.endswith(".scale"):
-            forms[name] = weight if scale is None else values_of(weight, scale.double())
-    return forms
+            dense[name] = weight if scale is None else values_of(weight, scale.double())
+    return dense
 
 
 def is_quantized(weights: Mapping[str, torch.Tensor]) -> bool:

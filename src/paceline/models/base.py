@@ -68,8 +68,8 @@ class PartAbilities:
     Attributes:
         rollback: how `truncate` can be used. Whatever it says, `commit` takes back drafts that were not accepted.
         branches: it can follow a tree that branches; else chains only.
-        shared: another sequence can begin with the first tokens of this one, and a new part stands beside keys and
-            values of such a beginning that an ended sequence has left.
+        shared: a part that was just opened stands beside keys and values of a beginning that another sequence has, or
+            that an ended one has left.
     """
 
     rollback: Rollback = Rollback.ANY

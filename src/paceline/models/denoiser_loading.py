@@ -171,12 +171,12 @@ def _added_tokens(folder: Path) -> dict[str, int]:
     """Tokens that are kept apart from the vocabulary, by text."""
     listed = read_json(folder / "tokenizer.json").get("added_tokens")
     decoder = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
-    tensors = {
+    ids_by_text = {
         str(token.get("content")): int(token["id"])
         for token in listed or []
         if isinstance(token, Mapping) and "id" in token
     }
     for index, token in (decoder if isinstance(decoder, Mapping) else {}).items():
         if isinstance(token, Mapping) and str(index).isdecimal():
-            tensors.setdefault(str(token.get("content")), int(index))
-    return tensors
+            ids_by_text.setdefault(str(token.get("content")), int(index))
+    return ids_by_text

@@ -45,8 +45,8 @@ class ChunkedPrefixStep:
 
     Args:
         layers: the arena's keys and values, (slots, 2 h, d) each.
-        given: write (b * n,), lengths (b,), depths (b, m), sees (b, n, m), positions (b, n), tables (b, slots / BLOCK),
-            int64.
+        buffers: write (b * n,), lengths (b,), depths (b, m), sees (b, n, m), positions (b, n), tables
+            (b, slots / BLOCK), int64.
         dtype: of the masks, the model's.
     """
 

@@ -184,7 +184,7 @@ def rotate_(heads: torch.Tensor, rotation: Rotation) -> None:
 
 
 class PackedLayer:
-    """One layer; takes its weights out of `own` as it packs them."""
+    """One layer; takes its weights out of `layer_weights` as it packs them."""
 
     __slots__ = (
         "_attn_norm", "_heads", "_index", "_mlp_norm", "_o", "_parallel", "_post_attn_norm", "_post_mlp_norm",
