@@ -239,13 +239,13 @@ def test_what_was_found_holds_for_a_tenants_next_text_and_for_no_other_tenant() 
     for _ in range(3):
         world.say(mine, 20)
         world.propose([mine])
-    assert (mine.replays, mine.search.begun) == (1, 1)
+    assert (mine.replays, mine.search.searches) == (1, 1)
     assert world.drafter.draft_plan(mine).plan is world.drafter.draft_plan(state).plan
     world.layers.idle = frozenset()
     third = world.text("another kind")
     world.say(third, 20)
     world.propose([third])
-    assert (third.search.begun, third.search.done) == (2, False)
+    assert (third.search.searches, third.search.done) == (2, False)
 
 
 def test_no_copy_is_made_where_memory_is_short() -> None:
@@ -381,10 +381,10 @@ def test_a_better_set_is_kept_and_begins_the_patience_anew() -> None:
 def test_another_kind_of_text_begins_the_search_again() -> None:
     search = searched(SearchRules(stop_score=1.0, max_steps=80, bayes_every=2))
     search.measured(0.95)
-    assert search.begun == 1
+    assert search.searches == 1
     assert not search.done
     search.measured(0.5)
-    assert (search.begun, search.steps, search.best, search.score) == (2, 0, PLANTED, 0.5)
+    assert (search.searches, search.steps, search.best, search.score) == (2, 0, PLANTED, 0.5)
 
 
 def test_bounds_are_those_of_the_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,8 @@ def test_a_sequence_that_begins_as_a_running_one_keeps_the_parts_it_was_opened_w
     runner.extend([source], [tokens(47, seed=1)])
     opened, parts = CountedMemory.live, cache.others
     sequence = SimpleNamespace(cache=cache, request=Mock(prefix_key="a", prompt_ids=[*tokens(47, seed=1), 1, 2]))
-    sequence.request.pieces, sequence.request.params.prompt_logprobs, sequence.begun = None, None, False
+    sequence.request.params.prompt_logprobs, sequence.begun = None, False
+    sequence.request.block_keys = lambda memory: memory.pieces(sequence.request.prompt_ids[:-1])
     running = SimpleNamespace(cache=source, request=sequence.request)
     assert PrefixCache(runner.memory).begin(sequence, [], [running])  # type: ignore[arg-type, list-item]
     assert (sequence.cache.length, sequence.cache.cache.prompt_length) == (32, 60)

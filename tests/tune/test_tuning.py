@@ -211,7 +211,7 @@ def test_a_budget_is_kept_by_shorter_runs_and_an_early_end_of_the_search(
     assert LEAST_TOKENS <= kept.max_tokens < 40
     assert kept.seconds < 1.3 * 800
     for hook in ("shorten", "hurry"):
-        monkeypatch.setattr(f"paceline.tune.tuning.Trial.{hook}", lambda *_: None)
+        monkeypatch.setattr(f"paceline.tune.tuning.TuningTrial.{hook}", lambda *_: None)
     late = run(budget=800.0, max_tokens=96, prompts=prompts)
     assert (late.max_tokens, late.seconds > 1.3 * 800) == (96, True)
 

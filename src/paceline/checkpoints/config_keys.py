@@ -30,12 +30,18 @@ class ConfigKeys:
     """`config.json` over a family's defaults. An explicit null stays None; only a missing key takes the default. A
     sliding window of 0 is none where `use_sliding_window` is off, as transformers writes it for Qwen2-MoE.
 
+    Args:
+        own: names that keys have in files of this family -> names by which they are asked for; both may be in a file,
+            and the own one counts.
     Attributes:
         family: `model_type`, for messages.
     """
 
-    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], family: str) -> None:
-        self._values = {**defaults, **config}
+    def __init__(
+        self, config: Mapping[str, Any], defaults: Mapping[str, Any], family: str, own: Mapping[str, str] = {}
+    ) -> None:
+        self._values = {**defaults, **config, **{name: config[one] for one, name in own.items() if one in config}}
+        self._own = {name: one for one, name in own.items()}
         if self._values.get("use_sliding_window") is False and self._values.get("sliding_window") == 0:
             self._values["sliding_window"] = None
         self._defaults = defaults
@@ -68,7 +74,8 @@ class ConfigKeys:
         value = self._values.get(name)
         if value is None:
             raise CheckpointError(
-                f"config.json lacks {name!r}, which a {self.family} model needs; download the checkpoint again"
+                f"config.json lacks {self._own.get(name, name)!r}, which models of the family {self.family} need; "
+                "repair or download it again"
             )
         most = MAX_COUNTS.get(name, MAX_SIZE)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
@@ -150,8 +157,8 @@ class ConfigKeys:
     def wrong(self, name: str, rule: str) -> CheckpointError:
         """The error for a value of the wrong kind."""
         return CheckpointError(
-            f"config.json: {name!r} must be {rule}, got {shortened(self._values.get(name))}; repair or download it "
-            f"again"
+            f"config.json: {self._own.get(name, name)!r} must be {rule}, got {shortened(self._values.get(name))}; "
+            f"repair or download it again"
         )
 
 

@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.checkpoints.config_keys import ConfigKeys
-from paceline.checkpoints.families import declared_dtype, spec_from_config
+from paceline.checkpoints.families import Rename, declared_dtype, spec_from_config
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import DenoiserSpec, ModelSpec, RoutingSpec
 
 Config = Mapping[str, Any]
-Rename = tuple[tuple[re.Pattern[str], str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

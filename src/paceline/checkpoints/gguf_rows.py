@@ -98,7 +98,7 @@ def row_bytes(kind: str, inputs: int) -> int:
 
 def block_rows(checkpoint: GgufCheckpoint, spec: ModelSpec) -> dict[str, BlockRows] | None:
     """The matrices by canonical name; None where one is of another type, or of a mixture of experts."""
-    names = StoredNames(checkpoint)
+    names = StoredNames(checkpoint, spec)
     paths = sorted({tensor.path for tensor in checkpoint.file.tensors.values()})
     sources, rows_by_name = tuple(np.memmap(path, np.uint8, "r") for path in paths), {}
     for target in targets(spec):

@@ -18,7 +18,7 @@ from paceline.checkpoints.gguf_file import SPLIT, is_gguf, split_names
 from paceline.checkpoints.tokenizer import read_json
 from paceline.checkpoints.unfinished import refuse_unfinished
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
-from paceline.utils import need, one_line, shortened
+from paceline.utils import near_file, need, one_line, shortened
 
 DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 NOT_DOWNLOADED = ("*/*", "consolidated*.safetensors", "README*", "LICENSE*")
@@ -90,9 +90,11 @@ def resolve(
     if path.is_symlink():
         raise CheckpointError(f"{name} is a link to {path.readlink()}, which is not there; check the path")
     if name.endswith(".gguf") and (gguf_file is None and (path.parent.is_dir() or name.count("/") != 1)):
-        raise CheckpointError(f"no file {name!r}; check the path")
+        raise CheckpointError(f"no file {name!r}; check the path{near_file(path)}")
     if not HUB_ID.fullmatch(name) or name.endswith((".safetensors", ".bin")):
-        raise CheckpointError(f"no folder {name!r}, and not a hub id, which reads 'org/name'; {_instead_of(name)}")
+        raise CheckpointError(
+            f"no folder {name!r}, and not a hub id, which reads 'org/name'; {_instead_of(name)}{near_file(path)}"
+        )
     return _download(name, revision, code) if gguf_file is None else _download_gguf(name, revision, gguf_file)
 
 
@@ -111,7 +113,8 @@ def _gguf_in(folder: Path, wanted: str | None) -> Path | None:
     """The GGUF file of a folder: the one wanted, else the only one where there are no other weights; or None."""
     if wanted is not None:
         if not (folder / wanted).is_file():
-            raise CheckpointError(f"{folder} holds no file {wanted!r}; check gguf_file")
+            near = near_file(folder / wanted)
+            raise CheckpointError(f"{folder} holds no file {wanted!r}; check gguf_file{near}")
         return folder / wanted
     if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
         return None
@@ -176,17 +179,18 @@ def _explain(error: Exception, name: str, revision: str | None) -> CheckpointErr
     if isinstance(error, errors.RepositoryNotFoundError):
         return CheckpointError(
             f"no folder and no hub repository is called {name!r}; check the name, or log in with `hf auth login` if "
-            f"it is private"
+            f"it is private{near_file(Path(name))}"
         )
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         wanted = name if revision is None else f"{name} at revision {revision!r}"
         if constants.HF_HUB_OFFLINE:
             return CheckpointError(
                 f"no folder {name!r}, and {wanted} is not (or not whole) in the cache {constants.HF_HUB_CACHE} while "
-                "HF_HUB_OFFLINE is set; unset it to download"
+                f"HF_HUB_OFFLINE is set; unset it to download{near_file(Path(name))}"
             )
         return CheckpointError(
             f"no folder {name!r}, and the hub cannot be reached to download {wanted}; check the name and the connection"
+            f"{near_file(Path(name))}"
         )
     return CheckpointError(f"{name} cannot be downloaded ({one_line(error)}); check the name and the connection")
 

@@ -12,9 +12,10 @@ all key-value heads):
     layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`
     layers.N.shared.gate_up (2s, d), .shared.down (d, s), .shared.gate (1, d) of a shared MLP of s inner dimensions
 
-Norms and matrices are each .weight and perhaps .bias. Stored names may begin with `model.`, `language_model.model.` or
-`model.language_model.`; experts may be stored one by one or stacked. Rows of rotary embeddings that pair neighbours are
-put into the order (evens, odds), and so are rows in which gate and up take turns.
+Norms and matrices are each .weight and perhaps .bias. Stored names are Llama's, or a family's own (`Family.names`), and
+may begin with `model.`, `language_model.model.` or `model.language_model.`; experts may be stored one by one or
+stacked. Rows of rotary embeddings that pair neighbours are put into the order (evens, odds), and so are rows in which
+gate and up take turns.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from functools import partial
 import torch
 
 from paceline.checkpoints.checkpoint import Checkpoint, some
+from paceline.checkpoints.families import FAMILIES, renamed
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import ModelSpec
 from paceline.utils import parts_of
@@ -205,11 +207,10 @@ def _mlp(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
             parts = [(f"{layer}mlp.{name}_proj.{kind}", inner) for name in ("gate", "up")]
             yield _fused(f"{layer}gate_up.{kind}", parts, rest, f"{layer}mlp.gate_up_proj.{kind}")
         elif wanted:
-            yield _same(f"{layer}gate_up.{kind}", (inner, *rest), f"{layer}mlp.c_fc.{kind}")
-    down = (f"{layer}mlp.down_proj", f"{layer}mlp.c_proj")
-    yield _same(f"{layer}down.weight", (d, inner), *(f"{name}.weight" for name in down))
+            yield _same(f"{layer}gate_up.{kind}", (inner, *rest), f"{layer}mlp.up_proj.{kind}")
+    yield _same(f"{layer}down.weight", (d, inner), f"{layer}mlp.down_proj.weight")
     if spec.mlp_bias:
-        yield _same(f"{layer}down.bias", (d,), *(f"{name}.bias" for name in down))
+        yield _same(f"{layer}down.bias", (d,), f"{layer}mlp.down_proj.bias")
 
 
 GATE_UP, DOWN = (("gate_proj", "w1"), ("up_proj", "w3")), (("down_proj", "w2"),)
@@ -291,11 +292,12 @@ def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> dict[str, int]:
 
 
 class StoredNames:
-    """A checkpoint's tensors by their names without prefix; remembers which ones nobody asked for."""
+    """A checkpoint's tensors by Llama's names (`Family.names`) without prefix; remembers which nobody asked for."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec) -> None:
         self.checkpoint = checkpoint
-        self.stored = {PREFIX.sub("", name): name for name in checkpoint.entries}
+        names = FAMILIES[spec.family].names if spec.family in FAMILIES else ()
+        self.stored = {PREFIX.sub("", renamed(name, names)): name for name in checkpoint.entries}
         self.unused = {name for name in self.stored if not IGNORED.search(name)}
         if len(self.stored) != len(checkpoint.entries):
             raise CheckpointError(
@@ -335,7 +337,7 @@ def sources(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, list[str]]:
     Raises:
         CheckpointError, UnsupportedModelError: see `load_weights`.
     """
-    names = StoredNames(checkpoint)
+    names = StoredNames(checkpoint, spec)
     return {target.name: [names.stored[piece] for _, piece in chosen_pieces(names, target)] for target in targets(spec)}
 
 
@@ -343,7 +345,7 @@ def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
     """Untie a spec whose files hold another head than the embedding, whatever config.json says (as transformers)."""
     if not spec.tied:
         return spec
-    names = StoredNames(checkpoint)
+    names = StoredNames(checkpoint, spec)
     if not {"lm_head.weight", "embed_tokens.weight"} <= names.stored.keys():
         return spec
     shape = (spec.vocab_size, spec.hidden_size)
@@ -389,7 +391,7 @@ def load_weights(
         CheckpointError: missing, surplus or wrongly shaped tensors.
         UnsupportedModelError: quantised ones, or an adapter.
     """
-    names = StoredNames(checkpoint)
+    names = StoredNames(checkpoint, spec)
     if spec.tied:
         names.unused.discard("lm_head.weight")
     weights: dict[str, torch.Tensor] = {}

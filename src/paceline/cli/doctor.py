@@ -37,41 +37,43 @@ def command(
     prompts: Prompts = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also list the checks that passed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
 ) -> None:
     """Check machine, checkpoints and drafters, and say what is wrong and what to do about it."""
     texts = None if prompts is None else read_prompts(prompts)
-    chosen = SpeculativeConfig.parse(given.pop("speculative_config", None))
-    llm = open_llm(given | {"speculative_config": "null"}, timed=True)
-    profile = _profile(llm, given) if chosen is None else None
+    chosen = SpeculativeConfig.parse(flag_values.pop("speculative_config", None))
+    llm = open_llm(flag_values | {"speculative_config": "null"}, timed=True)
+    profile = _profile(llm, flag_values) if chosen is None else None
     config = chosen or (profile and profile.speculative) or SpeculativeConfig()
     from paceline.doctor import visit
 
     items = _prompts(llm) if texts is None else texts[:PROBED]
     with progress_bar() as bar:
-        found = visit(llm, config, items, stages(bar))
-    print(json.dumps(found.to_dict()) if as_json else words(found, llm, verbose=verbose, profile=profile))
-    raise typer.Exit(0 if found.diagnosis.healthy else 1)
+        report = visit(llm, config, items, stages(bar))
+    print(json.dumps(report.to_dict()) if as_json else words(report, llm, verbose=verbose, profile=profile))
+    raise typer.Exit(0 if report.diagnosis.healthy else 1)
 
 
-def _profile(llm: LLM, given: dict[str, Any]) -> Profile | None:
+def _profile(llm: LLM, flag_values: dict[str, Any]) -> Profile | None:
     """The profile that the other commands use for this model."""
     from paceline.profiles import Conditions, find, switched_on
 
-    return find(Conditions.of(llm.runner.info, llm.folder), threads=given.get("threads")) if switched_on() else None
+    return (
+        find(Conditions.of(llm.runner.info, llm.folder), threads=flag_values.get("threads")) if switched_on() else None
+    )
 
 
 def _prompts(llm: LLM) -> list[Any]:
     """A few bundled prompts, of different tasks."""
     from paceline.cli.verify import bundled
 
-    found = bundled(llm)
-    return found[:: max(1, len(found) // PROBED)][:PROBED]
+    prompts = bundled(llm)
+    return prompts[:: max(1, len(prompts) // PROBED)][:PROBED]
 
 
-def words(found: Visit, llm: LLM, *, verbose: bool, profile: Profile | None = None) -> str:
+def words(report: Visit, llm: LLM, *, verbose: bool, profile: Profile | None = None) -> str:
     """The findings, no wider than the terminal, faults before hints."""
-    facts, diagnosis = found.facts, found.diagnosis
+    facts, diagnosis = report.facts, report.diagnosis
     target, threads = facts.target, facts.machine.threads
     lines = [
         f"{llm.runner.info.name} ({target.dtype} on {target.device}, {counted(threads, 'thread')})",
@@ -82,9 +84,9 @@ def words(found: Visit, llm: LLM, *, verbose: bool, profile: Profile | None = No
     complained = {name for name, _ in diagnosis.findings}
     if verbose:
         lines += [f"ok     {name}" for name in diagnosis.asked if name not in complained]
-    for name, one in sorted(diagnosis.findings, key=lambda pair: pair[1].hint):
-        lines.append(f"{'hint ' if one.hint else 'WRONG'}  {name}: {one.what}. To do: {one.do}.")
-    wrong = sum(not one.hint for _, one in diagnosis.findings)
+    for name, finding in sorted(diagnosis.findings, key=lambda pair: pair[1].hint):
+        lines.append(f"{'hint ' if finding.hint else 'WRONG'}  {name}: {finding.what}. To do: {finding.do}.")
+    wrong = sum(not finding.hint for _, finding in diagnosis.findings)
     hints = len(diagnosis.findings) - wrong
     verdict = "nothing is wrong" if not wrong else f"{wrong} thing{'s are' if wrong > 1 else ' is'} wrong"
     lines.append(
@@ -95,22 +97,22 @@ def words(found: Visit, llm: LLM, *, verbose: bool, profile: Profile | None = No
     return "\n".join(text for line in lines for text in wrapped([line], _indent(line)))
 
 
-def _passes(found: PassFacts) -> list[str]:
+def _passes(passes: PassFacts) -> list[str]:
     """What runs the target and why, what a pass takes, and what the same shape costs in other forms."""
     from paceline.models.passes import eligibility
 
-    took = ", ".join(f"{1e3 * seconds:.3g} ms for {counted(rows, 'row')}" for rows, seconds in found.seconds.items())
-    why = f"{found.instructions}, self-test passed; {eligibility.SWITCH}=off has PyTorch's operators run it"
-    why = why if found.lacks is None else f"compiled passes do not run it: {found.lacks}"
-    lines = [f"{FORMS[found.passes]} on {found.processor} ({why}): {took}"]
-    if found.forms:
+    took = ", ".join(f"{1e3 * seconds:.3g} ms for {counted(rows, 'row')}" for rows, seconds in passes.seconds.items())
+    why = f"{passes.instructions}, self-test passed; {eligibility.SWITCH}=off has PyTorch's operators run it"
+    why = why if passes.lacks is None else f"compiled passes do not run it: {passes.lacks}"
+    lines = [f"{FORMS[passes.passes]} on {passes.processor} ({why}): {took}"]
+    if passes.forms:
         forms = (
-            f"{one.passes} {one.dtype} {' and '.join(f'{1e3 * seconds:.3g}' for seconds in one.seconds.values())}"
-            for one in found.forms
+            f"{form.passes} {form.dtype} {' and '.join(f'{1e3 * seconds:.3g}' for seconds in form.seconds.values())}"
+            for form in passes.forms
         )
-        few = " and ".join(str(rows) for rows in found.forms[0].seconds)
-        part = f"{counted(found.layers, 'layer')} of this shape"
-        judged = " (other programs were in the way: not judged)" if found.crowded else ""
+        few = " and ".join(str(rows) for rows in passes.forms[0].seconds)
+        part = f"{counted(passes.layers, 'layer')} of this shape"
+        judged = " (other programs were in the way: not judged)" if passes.crowded else ""
         lines.append(f"CPU time of {part} on one thread, ms for {few} rows: {'; '.join(forms)}{judged}")
     return lines
 
@@ -125,7 +127,7 @@ def _probed(probe: Any) -> str:
 
 
 def _seen(probe: Any) -> str:
-    hits, number = sum(one.hit for one in probe.drafted_tokens), len(probe.drafted_tokens)
+    hits, number = sum(token.hit for token in probe.drafted_tokens), len(probe.drafted_tokens)
     if not number:
         return f"probe of {probe.drafter}: nothing drafted"
     return (

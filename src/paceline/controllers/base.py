@@ -17,7 +17,7 @@ class Signal(NamedTuple):
 
     Attributes:
         key: identifies the sequence across steps.
-        length: committed tokens.
+        length: committed tokens, the root included, whose key and value are not in the cache yet.
         remaining: most tokens it may still produce (max_tokens and context considered); depth beyond remaining - 1 is
             waste.
         temperature: 0 for greedy.
@@ -34,6 +34,8 @@ class StepTimes:
     """Seconds spent in one step: `draft` per drafter (in their order), then scoring, verifying and all else.
 
     Attributes:
+        verify: with all that steering does behind the target's pass, passes of other models among it.
+        other: merging and selecting trees, and committing.
         rows: input rows of the scoring pass (roots and nodes of the whole batch).
         catching_up: per drafter, reading what it had not seen of the texts, prompts first of all.
     """

@@ -20,7 +20,7 @@ from typing import Any
 from paceline.diffusion.base import Setting, TokenText, Transition
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.catalogue import METHODS, PARTS, Method
-from paceline.diffusion.loop import Parts
+from paceline.diffusion.loop import CanvasMethod
 from paceline.diffusion.options import RANGES, canonical
 from paceline.errors import ConfigError
 from paceline.models import Denoiser
@@ -144,7 +144,9 @@ class ConfiguredMethod:
         )
         need(not ahead or drafts or denoiser.attention == "block", "blocks_ahead", rule, ahead)
 
-    def parts(self, denoiser: Denoiser, canvas: Canvas, *, seed: int = 0, token_text: TokenText | None = None) -> Parts:
+    def parts(
+        self, denoiser: Denoiser, canvas: Canvas, *, seed: int = 0, token_text: TokenText | None = None
+    ) -> CanvasMethod:
         """The method, made for one canvas.
 
         Args:
@@ -162,7 +164,7 @@ class ConfiguredMethod:
         policy = setting.cache = self._make("cache", self.names["cache"], setting)
         verification = self._make("verification", self.names["verification"], setting)
         made = setting.transition, policy, verification, verification.layout, setting.store
-        return Parts(*made, self.temperature, seed, denoiser.needs_left)
+        return CanvasMethod(*made, self.temperature, seed, denoiser.needs_left)
 
     def _make(self, kind: str, name: str, setting: Setting) -> Any:
         factory = part(kind, name)

@@ -22,6 +22,7 @@ from paceline.checkpoints import (
     load_weights,
     read_config,
     read_json,
+    renamed,
     resolve,
 )
 from paceline.config import DTYPES
@@ -56,23 +57,17 @@ def load_denoiser_weights(
         CheckpointError: missing, surplus or wrongly shaped tensors.
         UnsupportedModelError: quantised ones, or an adapter.
     """
-    renamed = {_renamed(name, names): name for name in checkpoint.entries}
-    extra = {name for name in renamed if spec.routing is not None and EXTRA.match(name)}
-    main = RenamedCheckpoint(checkpoint, {new: old for new, old in renamed.items() if new not in extra})
+    stored = {renamed(name, names): name for name in checkpoint.entries}
+    extra = {name for name in stored if spec.routing is not None and EXTRA.match(name)}
+    main = RenamedCheckpoint(checkpoint, {new: old for new, old in stored.items() if new not in extra})
     weights = load_weights(main, spec.model, device=device, dtype=dtype)
-    rest = RenamedCheckpoint(checkpoint, {name: renamed[name] for name in extra})
+    rest = RenamedCheckpoint(checkpoint, {name: stored[name] for name in extra})
     for index, layer in enumerate(spec.model.layers):
         if layer.moe and spec.model.moe is not None and spec.routing is not None:
             for key, tensor in _routing(rest, index, spec.model, spec.model.moe, spec.routing).items():
                 kept = torch.float32 if key.endswith("bias") and dtype is not torch.float64 else dtype
                 weights[key] = tensor.to(device, kept)
     return weights
-
-
-def _renamed(name: str, names: Rename) -> str:
-    for pattern, new in names:
-        name = pattern.sub(new, name)
-    return name
 
 
 def _routing(

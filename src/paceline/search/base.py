@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from paceline.search.branch import Branch, Found, Rows
+from paceline.search.branch import Branch, BranchRows, Found
 from paceline.utils import need
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Steps = Generator[Sequence[Branch], Rows, T]
+Steps = Generator[Sequence[Branch], BranchRows, T]
 """Yields the branches whose rows are wanted, none of which has ended, and is sent a row for each; returns a T. A branch
 that is named several times is computed once.
 

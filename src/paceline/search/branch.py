@@ -40,19 +40,18 @@ class Branch:
         logprob: sum of the log-probabilities of its tokens, as the request's parameters shape them.
     Attributes:
         length: tokens behind the prompt.
-        cache: of the runner, of all tokens but the last or, once it was scored, of all; None where it has none now.
         number: of the branch in its `SearchTree`; -1 where it is not in it.
         mixture: tokens and their weights, of whose embeddings the last input is the sum; None where it is the token.
     """
 
-    __slots__ = ("_rules", "cache", "length", "logprob", "mixture", "number", "origin", "parent", "stops", "token")
+    __slots__ = ("_cache", "_rules", "length", "logprob", "mixture", "number", "origin", "parent", "stops", "token")
 
     def __init__(
         self, origin: Origin, stops: StopChecker, token: int, *, parent: Branch | None = None, logprob: float = 0.0
     ) -> None:
         self.origin, self.stops, self.token, self.parent, self.logprob = origin, stops, token, parent, logprob
         self.length: int = 0 if parent is None else parent.length + 1
-        self.cache: SequenceCache | None = None
+        self._cache: SequenceCache | None = None
         self.number = -1
         self.mixture: Mapping[int, float] | None = None
         self._rules: Rules | None = None
@@ -61,6 +60,31 @@ class Branch:
     def of_prompt(cls, origin: Origin) -> Branch:
         """The prompt alone; text is looked for only where a stop string may be in it."""
         return cls(origin, origin.checker(bool(origin.request.params.stop)), origin.request.prompt_ids[-1])
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether it has one now; it is given up where nobody wants it, or memory runs short."""
+        return self._cache is not None
+
+    @property
+    def cache(self) -> SequenceCache:
+        """Of the runner, of all tokens but the last or, once it was scored, of all.
+
+        Raises:
+            RuntimeError: it has none now.
+        """
+        if self._cache is None:
+            raise RuntimeError(f"a branch of {self.length} tokens has no cache; it was not asked for, or was let go")
+        return self._cache
+
+    @cache.setter
+    def cache(self, cache: SequenceCache) -> None:
+        self._cache = cache
+
+    def give_up_cache(self) -> SequenceCache:
+        """The cache, which somebody else takes or releases."""
+        cache, self._cache = self.cache, None
+        return cache
 
     @property
     def request(self) -> Request:
@@ -157,7 +181,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BranchRows:
     """What may follow some branches.
 
     Attributes:

@@ -14,7 +14,7 @@ from paceline.engine import CompletionOutput, Engine, Request, StopChecker, Turn
 from paceline.errors import CapabilityError, PacelineError
 from paceline.registry import ABILITIES
 from paceline.search.base import BudgetSpentError, Search, Steps
-from paceline.search.branch import Branch, Found, Origin, Rows
+from paceline.search.branch import Branch, BranchRows, Found, Origin
 from paceline.search.forest import DeadEndError, Errors, Forest
 from paceline.search.results import SearchTree
 from paceline.utils import described, need
@@ -54,7 +54,7 @@ class _Running:
         self.start = perf_counter()
         self._take(lambda: next(self.steps))
 
-    def send(self, rows: Rows, errors: Errors) -> None:
+    def send(self, rows: BranchRows, errors: Errors) -> None:
         """Hand it what it asked for, or end it where that is no distribution."""
         self.tree.num_tokens += len(self.asked)
         self.tree.num_passes += 1
@@ -67,7 +67,7 @@ class _Running:
             self._take(lambda: self.steps.throw(BudgetSpentError()))
         else:
             whole = len(self._places) == len(self.asked)
-            mine = rows if whole else Rows(rows.logits[self._places], rows.logprobs[self._places])
+            mine = rows if whole else BranchRows(rows.logits[self._places], rows.logprobs[self._places])
             self._take(lambda: self.steps.send(mine))
 
     def fail(self, error: PacelineError) -> None:
@@ -226,6 +226,6 @@ def _step(forest: Forest, running: Sequence[_Running]) -> None:
     for run in going:
         at = slice(start, start + len(run.asked))
         start = at.stop
-        run.send(Rows(rows.logits[at], rows.logprobs[at]), errors)
+        run.send(BranchRows(rows.logits[at], rows.logprobs[at]), errors)
         if run.ended:
             forest.close(run.request.id)

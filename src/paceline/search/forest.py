@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from paceline.engine import fill_caches
 from paceline.errors import NumericsError, PromptError
 from paceline.models import ALL_LAYERS, HasEmbedding, HasHead, RunsLayers, memory_of
-from paceline.search.branch import Branch, Rows
+from paceline.search.branch import Branch, BranchRows
 from paceline.tree import EMPTY_TREE
 from paceline.verifiers import bad_row
 
@@ -51,7 +52,7 @@ class Forest:
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
         self._shaped: set[Branch] = set()  # those that may have rules
 
-    def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> tuple[Rows, Errors]:
+    def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> tuple[BranchRows, Errors]:
         """What may follow branches, none of which is named twice: a pass over their last tokens, which are then in
         their caches.
 
@@ -66,20 +67,20 @@ class Forest:
             self._memory.allocate_single_blocks(True)  # branches share what they have in common, however short it is
         asked = set(branches)
         stay = asked | set(kept)
-        near = [one for one in kept if one.cache is None and one.parent is not None and one.parent.cache is not None]
+        near = [one for one in kept if not one.has_cache and one.parent is not None and one.parent.has_cache]
         self._seat([*branches, *(one for one in near if one not in asked)], stay)
         self._free([one for one in self._seated if one not in stay])
         self._make_room(branches)
         parts = []
         for start in range(0, len(branches), MOST_ROWS):
             part = branches[start : start + MOST_ROWS]
-            caches = [_cache(one) for one in part]
+            caches = [one.cache for one in part]
             logits = self._logits(part, caches)
             self._runner.commit(caches, [()] * len(part))
             parts.append(logits.to(torch.float32, copy=True))
         logits = torch.cat(parts).cpu()
         logprobs, errors = self._shape(branches, logits, stay)
-        return Rows(logits, logprobs), errors
+        return BranchRows(logits, logprobs), errors
 
     def _shape(
         self, branches: Sequence[Branch], logits: torch.Tensor, stay: Collection[Branch]
@@ -126,58 +127,54 @@ class Forest:
         """Give each a cache of its text without the last token: a fork of its nearest ancestor's, or where the parent
         is not in `stay`, for the last of its children the parent's own.
         """
-        self._begin([one for one in branches if one.parent is None and one.cache is None])
-        waiting = Counter(one.parent for one in branches if one.cache is None)
+        self._fill_prompts([one for one in branches if one.parent is None and not one.has_cache])
+        waiting = Counter(one.parent for one in branches if not one.has_cache)
         for one in branches:
-            if one.cache is None:
+            if not one.has_cache:
                 waiting[one.parent] -= 1
                 parent = one.parent
-                if parent is not None and parent.cache is not None and parent not in stay and not waiting[parent]:
-                    one.cache, parent.cache = parent.cache, None
+                if parent is not None and parent.has_cache and parent not in stay and not waiting[parent]:
+                    one.cache = parent.give_up_cache()
                     del self._seated[parent]
                 else:
                     one.cache = self._forked(one)
                 self._seated[one] = None
             if one.cache.length >= one.size:
                 self._runner.truncate(one.cache, one.size - 1)
-        self._fill([one for one in branches if _cache(one).length < one.size - 1])
+        self._fill([one for one in branches if one.cache.length < one.size - 1])
 
-    def _begin(self, prompts: Sequence[Branch]) -> None:
+    def _fill_prompts(self, prompts: Sequence[Branch]) -> None:
         """Fill the caches of prompts; one that begins as another does, as far as is not known yet, waits for that."""
         memory = self._prefixes
         while memory is not None and prompts:
             new, now, later = set[tuple[str | bytes, ...]](), list[Branch](), list[Branch]()
             for one in prompts:
-                pieces, key = self._pieces(one), one.request.prefix_key
-                known = memory.known(key, pieces)
-                begins: tuple[str | bytes, ...] = (key, *pieces[: known + 1])
+                keys, owner = one.request.block_keys(memory), one.request.prefix_key
+                known = memory.known(owner, keys)
+                begins: tuple[str | bytes, ...] = (owner, *keys[: known + 1])
                 (later if begins in new else now).append(one)
-                if known < len(pieces):
+                if known < len(keys):
                     new.add(begins)
             for one in now:
                 one.cache = self._opened(one)
                 self._seated[one] = None
                 one.request.note_cached(one.cache.length)
-            self._fill([one for one in now if _cache(one).length < one.size - 1])
+            self._fill([one for one in now if one.cache.length < one.size - 1])
             for one in now:
-                memory.retain(_cache(one), one.request.prefix_key, self._pieces(one))
+                memory.retain(one.cache, one.request.prefix_key, one.request.block_keys(memory))
             prompts = later
 
     def _opened(self, branch: Branch) -> SequenceCache:
         """A cache with what is known of the prompt."""
-        request = branch.request
+        request, memory = branch.request, self._prefixes
         cache = self._runner.open(len(request.prompt_ids), request.inputs)
-        if self._prefixes is not None:
-            self._prefixes.adopt(request.prefix_key, self._pieces(branch), cache)
+        if memory is not None:
+            memory.adopt(request.prefix_key, request.block_keys(memory), cache)
         return cache
-
-    def _pieces(self, branch: Branch) -> list[bytes]:
-        """The full blocks of its prompt, whose last token is always computed."""
-        return [] if self._prefixes is None else self._prefixes.pieces(branch.request.prompt_ids[:-1])
 
     def _forked(self, branch: Branch) -> SequenceCache:
         for one in branch.ancestors():
-            if one.cache is not None:
+            if one.has_cache:
                 cache = self._runner.fork(one.cache)
                 if cache.length >= branch.size:
                     self._runner.truncate(cache, branch.size - 1)
@@ -191,27 +188,18 @@ class Forest:
             PromptError: there is a mixture among it.
         """
         for one in branches:
-            gone = one.size - 1 - _cache(one).length
+            gone = one.size - 1 - one.cache.length
             if any(above.mixture is not None for above in islice(one.ancestors(), 1, gone + 1)):
                 raise PromptError("the keys and values of a mixture were given up; ask for its branch in every step")
-        going = {one: one.text()[_cache(one).length : -1] for one in branches}
-        while going:
-            left, caches, chunks = self._chunk, [], []
-            for one, tokens in list(going.items()):
-                if left <= 0:
-                    break
-                caches.append(_cache(one))
-                chunks.append(tokens[:left])
-                going[one], left = tokens[left:], left - len(tokens)
-                if not going[one]:
-                    del going[one]
-            self._runner.extend(caches, chunks)
+        caches = [one.cache for one in branches]
+        missing = [one.text()[cache.length : -1] for one, cache in zip(branches, caches, strict=True)]
+        fill_caches(self._runner, caches, missing, self._chunk)
 
     def _make_room(self, branches: Sequence[Branch]) -> None:
         if self._memory is None:
             return
         wanted = set(branches)
-        needed = sum(self._memory.need(_cache(one), 1) for one in branches)
+        needed = sum(self._memory.need(one.cache, 1) for one in branches)
         for one in [one for one in self._seated if one not in wanted]:
             if needed <= self._memory.left():
                 return
@@ -224,14 +212,8 @@ class Forest:
 
     def _free(self, branches: Iterable[Branch]) -> None:
         for one in branches:
-            cache, one.cache = _cache(one), None
             self._seated.pop(one, None)
-            self._runner.release(cache)
-
-
-def _cache(branch: Branch) -> SequenceCache:
-    assert branch.cache is not None
-    return branch.cache
+            self._runner.release(one.give_up_cache())
 
 
 def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> tuple[torch.Tensor, Errors]:

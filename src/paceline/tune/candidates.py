@@ -63,7 +63,7 @@ SHARED: Final = ("num_speculative_tokens", "disable_by_batch_size")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One arm of the search.
+    """Names one setting that the search races: a configuration and a number of threads.
 
     Attributes:
         config: speculative_config; None is plain decoding.
@@ -75,7 +75,7 @@ class Arm:
 
     @property
     def drafts(self) -> tuple[str, ...]:
-        """The draft models that it names."""
+        """List the draft models that it names."""
         entries = [] if self.config is None else [self.config, *_entries(self.config)]
         return tuple(dict.fromkeys(str(entry["model"]) for entry in entries if "model" in entry))
 
@@ -127,8 +127,8 @@ def find_candidates(abilities: Collection[str], *, drafts: Sequence[str], thread
     turns = [lists, singles[::2], singles[1::2], fixed]
     kinds = [[Arm(config, default) for config in kind] for kind in (auto_configs(drafts), *turns)]
     kinds.append([*elsewhere, *(Arm(config, default) for config in options)])
-    found = [setting for turn in zip_longest(*kinds) for setting in turn if setting is not None]
-    return Candidates(found[:MAX_CANDIDATES], skipped, found[MAX_CANDIDATES:])
+    settings = [setting for turn in zip_longest(*kinds) for setting in turn if setting is not None]
+    return Candidates(settings[:MAX_CANDIDATES], skipped, settings[MAX_CANDIDATES:])
 
 
 def with_request_drafters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,10 +140,10 @@ def with_request_drafters(config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
     entries = _entries(config) or [{key: value for key, value in config.items() if key not in SHARED}]
     known = {entry.get("method") for entry in entries}
-    own = [*({"method": name} for name in GUESS_NOTHING if name not in known), *entries]
-    if len(own) == len(entries):
+    methods = [*({"method": name} for name in GUESS_NOTHING if name not in known), *entries]
+    if len(methods) == len(entries):
         return dict(config)
-    return {"method": own, **{key: value for key, value in config.items() if key in SHARED}}
+    return {"method": methods, **{key: value for key, value in config.items() if key in SHARED}}
 
 
 def thread_counts(now: int, physical: int, device: str) -> list[int]:
@@ -154,7 +154,7 @@ def thread_counts(now: int, physical: int, device: str) -> list[int]:
 
 
 def auto_configs(drafts: Sequence[str]) -> list[dict[str, Any]]:
-    """The default, with each draft model."""
+    """List the default configuration with each draft model."""
     return [{"method": AUTO, "model": draft} for draft in drafts] or [{"method": AUTO}]
 
 

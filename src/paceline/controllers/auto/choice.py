@@ -115,7 +115,7 @@ class PlannedDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenDrafters:
     """Drafters to use, in their order, and what is expected of a step.
 
     Attributes:
@@ -151,13 +151,13 @@ def gains(levels: Sequence[Sequence[float]], first: int, depth: int, bucket_of: 
     return found
 
 
-def choose(forecasts: Sequence[Forecast], table: Sequence[float], size: int) -> Choice:
+def choose(forecasts: Sequence[Forecast], table: Sequence[float], size: int) -> ChosenDrafters:
     """The drafters and lengths with the most expected tokens per second; none where plain decoding is faster.
 
     Args:
         forecasts: in the order of the drafters. table: seconds of a step without drafting, by rows. size: sequences.
     """
-    plain = Choice((), float(size), table[size], float(size))
+    plain = ChosenDrafters((), float(size), table[size], float(size))
     best = plain
     for start in range(len(forecasts)):
         found = _extended(plain, forecasts[start], table, size)
@@ -170,9 +170,9 @@ def choose(forecasts: Sequence[Forecast], table: Sequence[float], size: int) -> 
     return best
 
 
-def _extended(before: Choice, forecast: Forecast, table: Sequence[float], size: int) -> Choice:
+def _extended(before: ChosenDrafters, forecast: Forecast, table: Sequence[float], size: int) -> ChosenDrafters:
     """The best choice with one more drafter, at its best length."""
-    best: Choice | None = None
+    best: ChosenDrafters | None = None
     for levels in range(1, len(forecast.gains)):
         found = _with(before, forecast, Pick(forecast.drafter, levels), table, size)
         if best is None or found.rate > best.rate:
@@ -182,7 +182,7 @@ def _extended(before: Choice, forecast: Forecast, table: Sequence[float], size: 
     return before if best is None else best
 
 
-def _with(before: Choice, one: Forecast, pick: Pick, table: Sequence[float], size: int) -> Choice:
+def _with(before: ChosenDrafters, one: Forecast, pick: Pick, table: Sequence[float], size: int) -> ChosenDrafters:
     levels, beside = pick.levels, one.beside if before.picks else Beside()
     gain = one.finds * (beside.alone * one.gains[levels] + beside.failing * one.rival_gains[levels])
     drafting = before.drafting + min(1.0, size * beside.asked) * one.seconds[levels]
@@ -192,7 +192,7 @@ def _with(before: Choice, one: Forecast, pick: Pick, table: Sequence[float], siz
         scoring = (1.0 - share) * _at(table, before.rows) + share * _at(table, before.rows + more)
     else:
         scoring = _at(table, rows)
-    return Choice((*before.picks, pick), before.tokens + gain, drafting + scoring, rows, drafting)
+    return ChosenDrafters((*before.picks, pick), before.tokens + gain, drafting + scoring, rows, drafting)
 
 
 def _at(table: Sequence[float], rows: float) -> float:

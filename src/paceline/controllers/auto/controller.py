@@ -31,7 +31,7 @@ from paceline.controllers.auto.acceptance import (
 )
 from paceline.controllers.auto.choice import (
     Beside,
-    Choice,
+    ChosenDrafters,
     Forecast,
     Pick,
     PlannedDraft,
@@ -125,7 +125,7 @@ class _Now:
     context: int
     table: list[float]
     rate: float
-    choice: Choice
+    choice: ChosenDrafters
     planned: list[PlannedDraft] = field(default_factory=list)
     steps: int = 1
     timed: bool = False
@@ -197,7 +197,9 @@ class AutoController(Controller):
         table = self.costs.table(size, context, most, hopeful=True)
         rate = max(self._speedups.get(batch_bucket(size), 1.0), 1.0) * size / table[size]
         batch = [self._sequence(signal.key) for signal in signals]
-        self._now = now = _Now(signals, batch, context, table, rate, Choice((), float(size), table[size], float(size)))
+        self._now = now = _Now(
+            signals, batch, context, table, rate, ChosenDrafters((), float(size), table[size], float(size))
+        )
         if not self.names or not signals or (limit is not None and size >= limit):
             now.why = too_many(size, limit) if self.names and signals else NO_DRAFTER
             return Plan.nothing(size, MOST_STEPS)

@@ -153,7 +153,7 @@ def _nearest(rows: int) -> int:
     return min(GRID, key=lambda point: abs(point - rows))
 
 
-class Line:
+class DraftLine:
     """Seconds of a draft by levels, a fixed part and one for each level, by least squares over a fading past.
 
     Attributes:
@@ -203,7 +203,7 @@ class Costs:
     def __init__(self, store: CostStore | None = None, *, probe: Probe | None = None) -> None:
         self.store, self.probe = store, probe
         self.curves: dict[Bucket, Curve] = {}
-        self.lines: dict[tuple[str, int], Line] = {}
+        self.lines: dict[tuple[str, int], DraftLine] = {}
         self.others: dict[tuple[int, bool], float] = {}
         self.steps = 0
         self._counts: dict[tuple[int, bool], int] = {}
@@ -221,11 +221,11 @@ class Costs:
         drafted = max(self.others.get((bucket, True), plain), plain)
         return [seconds + (plain if row <= batch else drafted) for row, seconds in enumerate(found)]
 
-    def line(self, drafter: str, batch: int = 1) -> Line:
+    def line(self, drafter: str, batch: int = 1) -> DraftLine:
         """A drafter's seconds by levels, or those of the nearest batch size; a count of 0 where it was never timed."""
         bucket = batch_bucket(batch)
         known = [(abs(b - bucket), line) for (name, b), line in self.lines.items() if name == drafter]
-        return min(known, key=lambda pair: pair[0])[1] if known else Line()
+        return min(known, key=lambda pair: pair[0])[1] if known else DraftLine()
 
     def knows(self, batch: int, context: int) -> bool:
         """Whether any pass was measured."""
@@ -300,7 +300,7 @@ class Costs:
                 line = self.lines.get((name, bucket))
                 if line is None:
                     near = self.line(name, batch)
-                    line = self.lines[name, bucket] = Line(near.fixed, near.per_level, near.count)
+                    line = self.lines[name, bucket] = DraftLine(near.fixed, near.per_level, near.count)
                 line.observe(count, seconds)
         self._own_curve(batch, context).observe(times.rows, times.score)
         key, other = (bucket, times.rows > batch), times.verify + times.other
@@ -347,7 +347,7 @@ class Costs:
         Raises:
             TypeError, ValueError: it is no such list.
         """
-        self.lines = {(str(name), int(b)): Line(_seconds(f), _seconds(p), _NEW) for name, b, f, p in kept}
+        self.lines = {(str(name), int(b)): DraftLine(_seconds(f), _seconds(p), _NEW) for name, b, f, p in kept}
 
     def describe(self) -> str:
         """What is known, for people: milliseconds of a pass by rows, and of a draft by drafter."""

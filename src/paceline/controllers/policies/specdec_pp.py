@@ -33,7 +33,7 @@ from paceline.controllers.policies.base import MAX_LENGTH, StopController, Token
 from paceline.utils import integer, need, number
 
 if TYPE_CHECKING:
-    from paceline.controllers.policies.base import SequenceState
+    from paceline.controllers.policies.base import PolicyState
     from paceline.tree import TokenTree, Verdict
 
 FloatArray = npt.NDArray[np.float64]
@@ -186,7 +186,7 @@ class SpecDecPPController(StopController[_Recent]):
         chance = carried * memory.head.chance(_features(memory, token))
         return chance, token.depth < self.bound[0] or 1.0 - chance <= self.stop_threshold
 
-    def _learn(self, state: SequenceState[_Recent], tree: TokenTree, verdict: Verdict) -> None:
+    def _learn(self, state: PolicyState[_Recent], tree: TokenTree, verdict: Verdict) -> None:
         """Nodes below accepted ones are evidence; those below rejected ones say nothing."""
         memory, path, chain = state.memory, set(verdict.path), tree.is_chain
         known: list[tuple[Features, bool]] = []
@@ -201,7 +201,7 @@ class SpecDecPPController(StopController[_Recent]):
             memory.head.learn(features, accepted)
             memory.share += _RECENT * (accepted - memory.share)
 
-    def _why(self, state: SequenceState[_Recent]) -> str:
+    def _why(self, state: PolicyState[_Recent]) -> str:
         least, most = (min(one, state.length) for one in self.bound)
         until = f"until the chance of a rejection exceeds {self.stop_threshold:g}"
         return (

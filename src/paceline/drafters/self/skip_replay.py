@@ -33,19 +33,19 @@ def replayed(
     Returns:
         (len(tokens), hidden), in the model's dtype.
     """
-    own = runner.fork(cache)
+    copy = runner.fork(cache)
     try:
-        runner.truncate(own, start)
-        return torch.cat([_passed(runner, own, tokens[i : i + CHUNK], plan) for i in range(0, len(tokens), CHUNK)])
+        runner.truncate(copy, start)
+        return torch.cat([_passed(runner, copy, tokens[i : i + CHUNK], plan) for i in range(0, len(tokens), CHUNK)])
     finally:
-        runner.release(own)
+        runner.release(copy)
 
 
-def _passed(runner: RunsLayers, own: SequenceCache, tokens: Sequence[int], plan: LayerPlan) -> torch.Tensor:
+def _passed(runner: RunsLayers, copy: SequenceCache, tokens: Sequence[int], plan: LayerPlan) -> torch.Tensor:
     """States of one pass over the next tokens of a copy, which then holds them."""
-    found, _ = runner.run_layers([own], [tokens[0]], [TokenTree.chain(tokens[1:])], plan=plan)
-    runner.commit([own], [tuple(range(len(tokens) - 1))])
-    return found
+    states, _ = runner.run_layers([copy], [tokens[0]], [TokenTree.chain(tokens[1:])], plan=plan)
+    runner.commit([copy], [tuple(range(len(tokens) - 1))])
+    return states
 
 
 def has_room(runner: Runner, tokens: int) -> bool:

@@ -32,7 +32,7 @@ LEAST: Final = 1e-6
 
 
 @dataclass(slots=True)
-class _Node:
+class _QueuedAnswer:
     """A partial answer in the queue.
 
     Attributes:
@@ -101,7 +101,7 @@ class AStar(Search):
         self.longest, self.heuristic, self.cost = step_tokens, heuristic, cost
         self.weight, self.wanted, self.mean = path_weight, finished, path == "mean"
         self.rewarded = 0
-        self._queue: list[tuple[float, int, int, _Node]] = []
+        self._queue: list[tuple[float, int, int, _QueuedAnswer]] = []
         self._totals: dict[Branch, float] = {}
         self._order, self._streams = count(), count(1)
 
@@ -113,7 +113,7 @@ class AStar(Search):
         return max(TEXTS, self.wanted, request.params.n) * self.branching * request.max_tokens
 
     def steps(self, root: Branch) -> Steps[None]:
-        self._push([_Node(root, 0.0, 0, 0.0, 0)])
+        self._push([_QueuedAnswer(root, 0.0, 0, 0.0, 0)])
         wanted, said = max(self.wanted, root.request.params.n), set[str | tuple[int, ...]]()
         while self._queue:
             self.alive = self._best_so_far()
@@ -139,7 +139,7 @@ class AStar(Search):
         deepest = max(one.length for one in texts)
         return [one for one in texts if one.ended] or [one for one in texts if one.length == deepest]
 
-    def _push(self, nodes: Iterable[_Node]) -> None:
+    def _push(self, nodes: Iterable[_QueuedAnswer]) -> None:
         for node in nodes:
             path = node.cost / max(1, node.steps) if self.mean else node.cost
             total = round(self.weight * path + node.ahead, DIGITS)
@@ -165,7 +165,7 @@ class AStar(Search):
             found.setdefault(tuple(one.tokens()[begin:]), (one, stream))
         return found
 
-    def _judged(self, node: _Node, made: dict[tuple[int, ...], tuple[Branch, int]]) -> list[_Node]:
+    def _judged(self, node: _QueuedAnswer, made: dict[tuple[int, ...], tuple[Branch, int]]) -> list[_QueuedAnswer]:
         judged = rewards(self.reward, [branch.written() for branch, _ in made.values()])
         self.rewarded += len(judged)
         found = []
@@ -173,5 +173,5 @@ class AStar(Search):
             ahead = 1 - reward if self.heuristic == "shortfall" else -log(max(reward, LEAST))
             surprisal = (node.branch.logprob - branch.logprob) / max(1, branch.length - node.branch.length)
             step = 1 - reward if self.cost == "shortfall" else surprisal
-            found.append(_Node(branch, node.cost + step, node.steps + 1, ahead, stream))
+            found.append(_QueuedAnswer(branch, node.cost + step, node.steps + 1, ahead, stream))
         return found

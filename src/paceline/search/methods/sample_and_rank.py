@@ -62,7 +62,9 @@ class SampleAndRank(Search):
 
     def _likelihoods(self, root: Branch, texts: Sequence[Branch]) -> list[float]:
         tokens = [one.tokens() for one in texts]
-        found = candidate_logprobs(self.runner, root.request.prompt_ids, tokens, cache=root.cache)
+        found = candidate_logprobs(
+            self.runner, root.request.prompt_ids, tokens, cache=root.cache if root.has_cache else None
+        )
         self.own_rows += sum(map(len, tokens))
         self.own_passes += 1
         return [float(one.mean()) for one in found]

@@ -170,8 +170,7 @@ class TransferQ(Search):
     def _base(self, here: Branch) -> SequenceCache:
         """A cache of the rollout model with the whole text."""
         if self.rollout_model is None:
-            assert here.cache is not None  # it was just asked for
-            return here.cache
+            return here.cache  # it was just asked for
         if self._other is None:
             self._other = self.roller.open()
         text = here.text()

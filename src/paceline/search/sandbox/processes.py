@@ -138,7 +138,7 @@ def unpack(given: Any, find: Callable[[int], Any]) -> Any:
     return single[kind](content)
 
 
-class Line:
+class JsonChannel:
     """Messages of one line of JSON each way.
 
     Args:
@@ -211,7 +211,7 @@ class Program:
         return len(self.objects) - 1
 
 
-def serve(line: Line, source: str) -> None:
+def serve(line: JsonChannel, source: str) -> None:
     """Run a program, then answer until nobody asks."""
     program, asked = Program(), None
     while True:
@@ -232,7 +232,7 @@ class Names(dict[str, Any]):
     name of the standard library (`math.isclose`), that module.
     """
 
-    def __init__(self, line: Line, test: ast.AST) -> None:
+    def __init__(self, line: JsonChannel, test: ast.AST) -> None:
         super().__init__()
         self._line, self._programs = line, set(answered(line))
         bases = {
@@ -256,7 +256,7 @@ class Remote:
     __slots__ = ("__line", "__number")  # names that no attribute of the program's has
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, line: Line, number: int) -> None:
+    def __init__(self, line: JsonChannel, number: int) -> None:
         self.__line, self.__number = line, number
 
     def __getattr__(self, name: str) -> Any:
@@ -292,7 +292,7 @@ class Remote:
         raise TypeError("an object of the program's cannot be compared; test plain values")
 
 
-def ask(line: Line, verb: str, /, *args: Any, **more: Any) -> Any:
+def ask(line: JsonChannel, verb: str, /, *args: Any, **more: Any) -> Any:
     """What the program's process makes of a request.
 
     Raises:
@@ -314,7 +314,7 @@ def number_of(value: Any) -> int:
     return object.__getattribute__(value, "_Remote__number")  # type: ignore[no-any-return]
 
 
-def answered(line: Line) -> Any:
+def answered(line: JsonChannel) -> Any:
     answer = line.receive()
     if "found" in answer:
         return answer["found"]
@@ -329,7 +329,7 @@ def answered(line: Line) -> Any:
     raise error
 
 
-def judged(line: Line, test: str, nonce: str) -> str:
+def judged(line: JsonChannel, test: str, nonce: str) -> str:
     """The nonce, where the test ends without an exception; else why it does not."""
     try:
         parsed = ast.parse(test, "test.py")
@@ -345,7 +345,7 @@ def judged(line: Line, test: str, nonce: str) -> str:
 def main(role: str, file: str, limits: str) -> None:
     """Be one of the two; standard input and output are used up before anything given runs."""
     wanted = json.loads(limits)
-    line, isolated = Line(int(file), wanted.pop("output_bytes")), wanted.pop("isolated")
+    line, isolated = JsonChannel(int(file), wanted.pop("output_bytes")), wanted.pop("isolated")
     given = sys.stdin.buffer.read().decode()
     report = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

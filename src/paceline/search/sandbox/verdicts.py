@@ -45,7 +45,7 @@ PROBED: Final = ("def twice(n):\n    return 2 * n", ("assert twice(2) == 4", "as
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProgramVerdict:
     """What became of a program's tests.
 
     Attributes:
@@ -102,7 +102,7 @@ class Sandbox:
                 " run; unsafe_execution (--unsafe-execution) runs them with resource limits alone"
             )
 
-    def judge(self, programs: Sequence[str], tests: Sequence[str]) -> list[Verdict]:
+    def judge(self, programs: Sequence[str], tests: Sequence[str]) -> list[ProgramVerdict]:
         """A verdict for each program, all by the same tests. Interrupted, it ends with those that run."""
         tests = strings("tests", tests)
         listed = not isinstance(programs, str) and all(isinstance(one, str) for one in programs)
@@ -113,7 +113,7 @@ class Sandbox:
             found = []
             for one in waiting:
                 reasons = tuple(future.result() for future in one)
-                found.append(Verdict(tuple(not why for why in reasons), reasons, time.perf_counter() - start))
+                found.append(ProgramVerdict(tuple(not why for why in reasons), reasons, time.perf_counter() - start))
         return found
 
     def _why_not(self, program: str, test: str) -> str:
@@ -145,7 +145,7 @@ def run_tests(
     processes: int = 8,
     output_bytes: int = 2**20,
     unsafe_execution: bool = False,
-) -> Verdict:
+) -> ProgramVerdict:
     """Whether a program of Python passes tests, each with a process of its own in which the program has run first.
 
     Only the standard library can be imported. In tests, names are built-in ones, else the program's, and modules of the

@@ -81,7 +81,7 @@ class ByteVocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class _Spelling:
+class _TokenSpelling:
     """A string in a model's tokens.
 
     Attributes:
@@ -141,7 +141,7 @@ class ByteScorer:
         """Free the caches."""
         self._forest.close()
 
-    def _spelling(self, text: bytes) -> _Spelling:
+    def _spelling(self, text: bytes) -> _TokenSpelling:
         tokens, rest = self.vocabulary.spelled(text)
         if len(tokens) > self._most:
             raise PromptError(f"the second model's context has {self._most} tokens left, the text {len(tokens)}")
@@ -159,14 +159,14 @@ class ByteScorer:
             if ahead and len(ids := self.vocabulary.longer(ahead)):
                 within[place] = ids
         known = sum(len(self.vocabulary.written[token] or b"") for token in tokens) + len(rest)
-        return _Spelling(nodes, rest, len(text) - known, within)
+        return _TokenSpelling(nodes, rest, len(text) - known, within)
 
-    def _needed(self, one: _Spelling) -> list[Branch]:
+    def _needed(self, one: _TokenSpelling) -> list[Branch]:
         """The texts whose next-token probabilities count."""
         unknown = [node for node, after in zip(one.nodes, one.nodes[1:], strict=False) if after not in self._totals]
         return [*unknown, *(one.nodes[place] for place in one.within)]
 
-    def _score(self, one: _Spelling) -> tuple[float, int]:
+    def _score(self, one: _TokenSpelling) -> tuple[float, int]:
         for node, after in zip(one.nodes, one.nodes[1:], strict=False):
             if after not in self._totals:
                 self._totals[after] = self._totals[node] + float(self._rows[node][after.token])
