@@ -121,9 +121,12 @@ def parsed(words: list[str], commands: typer.Typer = app) -> dict[str, Any]:
     try:
         context = command.make_context("paceline", list(words) or ["--help"])
         found = dict(context.params)
-        while hasattr(command, "commands") and (left := [*context._protected_args, *context.args]):
-            name, command, others = command.resolve_command(context, left)
-            context = command.make_context(name, others, parent=context)
+        while hasattr(command, "commands"):
+            _, left, _ = command.make_parser(context).parse_args(args=list(words))
+            if not left:
+                break  # a group that does something without a command in it
+            name, command, words = command.resolve_command(context, left)
+            context = command.make_context(name, list(words), parent=context)
             found |= context.params
     except typer.Exit:  # it was asked for its help or version
         return {}
