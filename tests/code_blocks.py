@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
+from itertools import dropwhile, groupby
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,8 +33,8 @@ FENCED = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 INDENTED = re.compile(r"(?<=\n\n)((?: {4}.*\n)+)")
-ELSEWHERE = {"accelerate", "bash", "cd", "docker", "echo", "git", "guidellm", "lm_eval", "mkdocs", "mypy", "pre-commit"}
-ELSEWHERE |= {"pytest", "ruff", "torchrun", "vllm", "."}
+ELSEWHERE = {"accelerate", "bash", "cd", "docker", "echo", "git", "guidellm", "lm_eval", "mkdocs", "mypy", "openssl"}
+ELSEWHERE |= {"pre-commit", "pytest", "ruff", "torchrun", "vllm", "."}
 """Commands of other tools; where they start a module of ours (`-m paceline`), its words are checked."""
 
 
@@ -81,7 +81,7 @@ def commands(code: str) -> list[list[str]]:
 
 
 def _without_variables(words: list[str]) -> list[str]:
-    return words[1:] if re.fullmatch(r"[A-Z_]+=.*", words[0]) else words
+    return list(dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words))
 
 
 def check_command(words: list[str]) -> None:

@@ -220,7 +220,7 @@ def test_blocks_are_found_with_their_lines_and_marks() -> None:
     )
     found = [(block.line, block.language, block.code, block.why) for block in blocks_of("x.md", page)]
     assert found == [(3, "bash", "echo a\n", ""), (8, "bash", "b \\\n  c\n", ""), (14, "python", "d()\n", "so")]
-    assert commands("A=1 b -c 'd\ne' # f\ng  # h | i\n# j\nk | l && m \\\n n") == [
+    assert commands("A=1 B_C=2 b -c 'd\ne' # f\ng  # h | i\n# j\nk | l && m \\\n n") == [
         ["b", "-c", "d\ne", "#", "f"],
         *[["g"], ["k"], ["l"], ["m", "n"]],
     ]
