@@ -147,7 +147,10 @@ def test_a_server_that_stops_has_time_to_drain() -> None:
 
 def test_files_name_the_same_folders() -> None:
     server: dict[str, Any] = COMPOSE["services"]["server"]
-    (cache,) = re.findall(r"PACELINE_CACHE_DIR=(\S+)", DOCKERFILE)
     places = [volume.rsplit(":", 2)[-2 if volume.endswith(":ro") else -1] for volume in server["volumes"]]
-    assert places == [instruction("CMD")[0], cache]
-    assert f"PACELINE_CACHE_DIR={cache}" in UNIT
+    model, cache = places
+    assert model == instruction("CMD")[0]
+    for text in (DOCKERFILE, UNIT):
+        assert f"PACELINE_CACHE_DIR={cache} NUMBA_CACHE_DIR={cache}/kernels" in text
+    assert f"VOLUME {cache}" in DOCKERFILE
+    assert f"CacheDirectory={Path(cache).name}" in UNIT
