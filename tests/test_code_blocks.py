@@ -26,6 +26,8 @@ from paceline.errors import ConfigError
 
 PAGES = dict(pages())
 BLOCKS = {page: blocks_of(page, text) for page, text in PAGES.items()}
+OTHERS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / ".github").rglob("*.yml"))}
+OTHERS["SECURITY.md"] = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 INLINE = re.compile(r"`((?:paceline|pip|python) [^`]+)`")
 PLACEHOLDER = re.compile(r"[A-Z]{4,}|module:Class")
 
@@ -155,10 +157,10 @@ def test_commands_of_a_page_are_those_that_there_are(page: str, monkeypatch: pyt
             check_command(words)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if INLINE.search(PAGES[page])])
+@pytest.mark.parametrize("page", [page for page, text in (PAGES | OTHERS).items() if INLINE.search(text)])
 def test_commands_in_sentences_are_those_that_there_are(page: str) -> None:
     """They may leave out what a command cannot do without, and have names in capitals in the place of others."""
-    for text in INLINE.findall(PAGES[page]):
+    for text in INLINE.findall((PAGES | OTHERS)[page]):
         for words in commands(" ".join(text.split())):
             if not PLACEHOLDER.search(" ".join(words[:3])):
                 _check_incomplete(words)
