@@ -34,9 +34,9 @@ from paceline.drafters.retrieval import (
     LONGEST_MATCH,
     TRUST,
     Datastore,
+    DatastoreWriter,
     RestDrafter,
     Sources,
-    Writer,
     longest_match,
     suffix_bound,
 )
@@ -79,12 +79,12 @@ def memory() -> dict[str, int]:
 def build(folder: Path, tokenizer: Tokenizer, tokens: int) -> dict[str, Any]:
     """Build a datastore of so many tokens from ids."""
     ids = np.load(folder / "ids.npy", mmap_mode="r")[:tokens]
-    with Writer(folder / "warm", tokenizer) as writer:
+    with DatastoreWriter(folder / "warm", tokenizer) as writer:
         writer.add([1, 2, 3])
         writer.finish(1)
 
     def write() -> None:
-        with Writer(folder / str(tokens), tokenizer) as writer:
+        with DatastoreWriter(folder / str(tokens), tokenizer) as writer:
             for document in documents(ids):
                 writer.add(document)
                 writer.end_document()
@@ -225,7 +225,7 @@ def main() -> None:
         return
     ids, _ = prepare(given.folder, tokenizer, max(given.tokens), given.calibrate or [])
     if given.calibrate is not None:
-        with Writer(given.folder / "calibration", tokenizer) as writer:
+        with DatastoreWriter(given.folder / "calibration", tokenizer) as writer:
             writer.add(ids)
             writer.finish(1)
         calibrate(given.folder)

@@ -19,7 +19,7 @@ from stand_ins import adapter_weights, random_head, write_shuffled_draft, writte
 from paceline import RequestOutput, registry
 from paceline.bench.run import DIAL
 from paceline.checkpoints import Tokenizer
-from paceline.drafters.retrieval import Writer
+from paceline.drafters.retrieval import DatastoreWriter
 from paceline.llm import BUNDLED
 
 Config = dict[str, Any]
@@ -85,7 +85,7 @@ def pair() -> dict[str, Config]:
 def store(plain: Sequence[RequestOutput], model: Model) -> str:
     """A datastore of these outputs."""
     folder = Path(mkdtemp(prefix="paceline-strict-"))
-    with Writer(folder / "outputs.datastore", Tokenizer.load(model.tokenizer)) as writer:
+    with DatastoreWriter(folder / "outputs.datastore", Tokenizer.load(model.tokenizer)) as writer:
         for one in plain:
             writer.add([*one.prompt_token_ids, *one.outputs[0].token_ids])
             writer.end_document()

@@ -10,6 +10,7 @@ usage: mkdocs serve, mkdocs build --strict
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import re
@@ -21,6 +22,7 @@ from typing import Any
 
 import paceline
 from paceline import claims, registry
+from paceline.config import EngineConfig
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -342,7 +344,8 @@ Row = tuple[str, str]
 
 
 def _rows(command: Any) -> list[Row]:
-    return [(getattr(one, "rich_help_panel", None) or "Options", _flag(one)) for one in command.params]
+    shown = (one for one in command.params if not getattr(one, "hidden", False))
+    return [(getattr(one, "rich_help_panel", None) or "Options", _flag(one)) for one in shown]
 
 
 def _commands(above: str, group: Any) -> Iterator[tuple[str, Any]]:
@@ -367,7 +370,8 @@ def fields(name: str) -> str:
     found = getattr(paceline, name)
     told = sections(inspect.getdoc(found) or "")
     text = told["Args" if name == "LLM" else "Attributes"]
-    given = {one.name: one.default for one in inspect.signature(found).parameters.values()}
+    elsewhere = {field.name for field in dataclasses.fields(EngineConfig)} if name == "LLM" else set()
+    given = {one.name: one.default for one in inspect.signature(found).parameters.values() if one.name not in elsewhere}
     plain = (int, float, str) if name in ("LLM", "SamplingParams") else ()
     shown = {key: value if isinstance(value, plain) else None for key, value in given.items()}
     return "\n".join(entries(text, shown, pointers=False))
@@ -445,9 +449,9 @@ def screening() -> str:
 # The site
 
 
-def example() -> str:
-    """The module of `plugins.md`."""
-    return f"```python\n{(HERE / 'my_module.py').read_text(encoding='utf-8')}```"
+def example(name: str) -> str:
+    """A module of this folder."""
+    return f"```python\n{(HERE / f'{name}.py').read_text(encoding='utf-8')}```"
 
 
 MADE: dict[str, Callable[..., str]] = {

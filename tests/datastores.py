@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.drafters.retrieval import Writer
+from paceline.drafters.retrieval import DatastoreWriter
 
 
 class Numbers:
@@ -25,7 +25,7 @@ class Numbers:
 def write(
     path: Path, documents: Sequence[Sequence[int]], *, tokenizer: Numbers | None = None, shard_tokens: int = 4096
 ) -> Path:
-    with Writer(path, tokenizer or Numbers(), shard_tokens=shard_tokens) as writer:
+    with DatastoreWriter(path, tokenizer or Numbers(), shard_tokens=shard_tokens) as writer:
         for document in documents:
             writer.add(document)
             writer.end_document()

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -118,6 +119,20 @@ def test_every_option_is_described() -> None:
             assert told >= set(MADE.options(found)), (family, name)
 
 
+def terms(page: str) -> Counter[str]:
+    """Names that a definition list defines, and how often."""
+    heads = re.findall(r"^(`.*)\n:   ", page, re.MULTILINE)
+    return Counter(name for head in heads for name in re.findall(r"`(\w+)`", head.partition(" (")[0]))
+
+
+def test_every_argument_of_llm_is_described_once() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8").partition("## `LLM`")[2].partition("\n### ")[0]
+    defined = terms(page + "\n" + MADE.fields("LLM"))
+    assert {name: defined[name] for name in inspect.signature(LLM).parameters if defined[name] != 1} == {}
+    assert terms(MADE.fields("LLM"))["dtype"] == 0  # the page says more than its field
+    assert terms("`a`, `b` (default `c`)\n:   What.\n\n`d` and\n") == {"a": 1, "b": 1}
+
+
 def test_examples_of_methods_run() -> None:
     plain, count = LLM(speculative_config=None), 0
     for page in MADE.methods().values():
@@ -168,6 +183,23 @@ def test_the_drafter_of_the_example_is_taken_from_the_current_folder(tmp_path: P
         check=True,
     )
     assert json.loads(done.stdout)["metrics"]["drafters"]["echo"]["num_draft_tokens"] > 0
+
+
+def test_the_trainer_of_the_example_makes_a_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    data, out = tmp_path / "texts.jsonl", tmp_path / "head"
+    data.write_text(
+        "".join(json.dumps({"text": f"There are {i} of these, and {i + 1} of those."}) + "\n" for i in range(6))
+    )
+    command = ["train", "my_trainer:MyTrainer", "--data", str(data), "--texts", "-o", str(out), "--decay"]
+    quick = ["--steps", "2", "--row-tokens", "32", "--batch-rows", "2", "--depths", "2", "--speed-prompts", "1"]
+    assert main([*command, "1.5", *quick]) == 2
+    assert "decay must be a number in 0..1, got 1.5" in capsys.readouterr().err
+    assert main([*command, "0.5", *quick]) == 0
+    assert json.loads((out / "report.json").read_text())["settings"]["decay"] == 0.5
+    assert '{"method": "medusa", "model": ' in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])

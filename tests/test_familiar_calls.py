@@ -15,7 +15,7 @@ import torch
 from command import Terminal
 
 from paceline import LLM, ConfigError, PacelineError, PromptError, RequestOutputKind, SamplingParams
-from paceline.arguments import IGNORED, NEUTRAL, translated
+from paceline.arguments import IGNORED, NEUTRAL, Meant, translated
 from paceline.config.engine import FORMATS
 from paceline.config.sampling import IDLE
 from paceline.utils import shown_by
@@ -31,10 +31,14 @@ def llm() -> LLM:
     return LLM(speculative_config=NGRAM, dtype="float32", seed=1)
 
 
-def asked(**others: Any) -> tuple[Any, Any]:
-    given = {"dtype": "auto", "device": "auto", "own": ("model", "max_model_len", "dtype"), "cuda": False}
-    given |= {key: others.pop(key) for key in given if key in others}
-    return translated(others, **given)
+def asked(**others: Any) -> Meant:
+    ours = {"dtype": "auto", "device": "auto", "max_model_len": None, "threads": None}
+    ours |= {key: others.pop(key) for key in ours if key in others}
+    cuda = others.pop("cuda", False)
+    return translated(others, Meant(**ours), own=("model", "max_model_len", "dtype"), cuda=cuda)
+
+
+NOTHING = Meant("auto", "auto", None, None)
 
 
 # ---------------------------------------------------------------------------------------------- arguments of LLM
@@ -57,13 +61,13 @@ def test_a_call_as_in_vllms_examples_with_one_warning(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize("name", [*sorted(IGNORED), "gpu_memory_utilization"])
 def test_what_changes_no_output_is_ignored_whatever_it_is(name: str) -> None:
     for value in (None, True, 0.9, "x"):
-        assert asked(**{name: value}) == ("auto", "auto")
+        assert asked(**{name: value}) == NOTHING
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))
 def test_what_would_change_something_is_rejected_by_name(name: str) -> None:
     for value in (None, *NEUTRAL[name][0]):
-        assert asked(**{name: value}) == ("auto", "auto")
+        assert asked(**{name: value}) == NOTHING
     for value in (2, "other", 0.5, [3], {"a": 1}, object(), torch.tensor([1, 2])):
         with pytest.raises(ConfigError, match=rf"^{name} must be .*, got"):
             asked(**{name: value})
@@ -95,7 +99,7 @@ def test_a_share_of_a_gpu_is_not_ignored_where_there_is_one() -> None:
 )
 def test_dtypes(given: dict[str, Any], dtype: str | None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "paceline"):
-        assert asked(**given)[0] == dtype
+        assert asked(**given).dtype == dtype
     assert ("runs as bfloat16" in caplog.text) == (dtype == "bfloat16" and given.get("dtype") == "half")
 
 
@@ -112,13 +116,50 @@ def test_dtypes(given: dict[str, Any], dtype: str | None, caplog: pytest.LogCapt
     ids=str,
 )
 def test_devices(given: dict[str, Any], device: str) -> None:
-    assert asked(**given)[1] == device
+    assert asked(**given).device == device
 
 
 @pytest.mark.parametrize("given", [{"lm_head": 0, "model": 1}, "balanced", "sequential", {"": "disk"}], ids=str)
 def test_a_model_on_several_devices_is_rejected(given: Any) -> None:
     with pytest.raises(ConfigError, match="device_map must be 'auto' or one device"):
         asked(device_map=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"n_ctx": 4096, "n_threads": 3}, Meant("auto", "auto", 4096, 3)),
+        ({"n_ctx": 0}, NOTHING),
+        ({"n_gpu_layers": 0}, Meant("auto", "cpu", None, None)),
+        ({"n_gpu_layers": -1}, NOTHING),
+        ({"n_gpu_layers": 99, "threads": 2}, Meant("auto", "auto", None, 2)),
+    ],
+    ids=str,
+)
+def test_the_names_of_llama_cpp_are_understood(given: dict[str, Any], meant: Meant) -> None:
+    assert asked(**given) == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"n_ctx": 64, "max_model_len": 128}, "n_ctx and max_model_len mean the same; give one of them"),
+        ({"n_threads": 1, "threads": 2}, "n_threads and threads mean the same"),
+        ({"n_gpu_layers": 0, "device": "cuda"}, "n_gpu_layers and device say the same"),
+        ({"n_gpu_layers": "all"}, "n_gpu_layers must be an integer"),
+    ],
+    ids=str,
+)
+def test_two_names_of_one_thing_are_rejected(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        asked(**given)
+
+
+def test_the_names_of_llama_cpp_reach_the_model() -> None:
+    with LLM(speculative_config=None, dtype="float32", n_ctx=96, n_threads=1, n_gpu_layers=0) as llm:
+        assert llm.config.max_model_len == llm.runner.info.max_context == 96
+        assert llm.config.threads == 1
+        assert llm.runner.info.device.type == "cpu"
 
 
 def test_our_own_names_are_offered_first() -> None:

@@ -16,7 +16,7 @@ from tiny_checkpoint import edit_json, edit_weights, write
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.checkpoints import digest_of
 from paceline.controllers.auto import Costs
-from paceline.controllers.auto.costs import Line
+from paceline.controllers.auto.costs import DraftLine
 from paceline.llm import BUNDLED
 from paceline.profiles import DEFAULT, SWITCH, Conditions, Profile, adopt, find, profile_dir, switched_on
 
@@ -226,7 +226,7 @@ class TestPickUp:
         monkeypatch.setattr(
             Costs, "table", lambda self, batch, context, rows: [1e-3 + 1e-7 * row for row in range(rows + 1)]
         )
-        monkeypatch.setattr(Costs, "line", lambda self, drafter, batch=1: Line(1e-7, 1e-7, 9))
+        monkeypatch.setattr(Costs, "line", lambda self, drafter, batch=1: DraftLine(1e-7, 1e-7, 9))
         stored(config, here=Conditions.of(llm.runner.info, BUNDLED / "target"), threads=torch.get_num_threads())
         tuned, params = LLM(dtype="float32"), SamplingParams(temperature=0, max_tokens=24)
         expected = tuned.generate("def f(x):", params)[0]
@@ -242,11 +242,21 @@ class TestPickUp:
         self, llm: LLM, caplog: pytest.LogCaptureFixture, method: str
     ) -> None:
         chosen = llm.with_speculative_config({"method": method})
-        found = chosen.generate({"prompt": "x", "prediction": "y"}, SamplingParams(temperature=0, max_tokens=2))[0]
+        prompt, params = {"prompt": "x", "prediction": "y"}, SamplingParams(temperature=0, max_tokens=2)
+        found, _ = (chosen.generate(prompt, params)[0] for _ in range(2))
         assert "prediction" not in found.metrics.drafters or method != "ngram"
         warned = [one.getMessage() for one in caplog.records if "a prediction is ignored" in one.getMessage()]
         assert len(warned) == (method == "ngram")
         assert all("['ngram'] uses it" in line for line in warned)
+
+    def test_a_prediction_where_nothing_is_drafted_is_named_once(
+        self, llm: LLM, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        plain, params = llm.with_speculative_config(None), SamplingParams(temperature=0, max_tokens=2)
+        for _ in range(2):
+            plain.generate({"prompt": "x", "prediction": "y"}, params)
+            plain.generate("x", params)
+        assert caplog.text.count("a prediction is ignored, since nothing is drafted") == 1
 
     @pytest.mark.parametrize("given", [{"method": "auto"}, '{"method": "auto"}', dict(DEFAULT), None])
     def test_what_the_user_writes_wins(self, given: Any) -> None:

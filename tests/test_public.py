@@ -15,13 +15,14 @@ from paceline import checkpoints
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "paceline"
 FOR_METHODS = """
-paceline.config: option
+paceline.config: documented option
 paceline.controllers: Controller Outcome Plan Signal StepTimes
 paceline.drafters: Ahead Context DraftedToken Drafter DrafterArgs Models
 paceline.models: Capabilities EmbeddedSpan HasEmbedding HasHead HasMemory Inputs LayerPlan ModelInfo PartAbilities
     Rollback Runner RunsLayers SequenceCache TakesInputs
+paceline.models.heads: HeadConfig
 paceline.sampling.steering: Steering
-paceline.training: HeadTrainer TrainConfig Trainer
+paceline.training: Batch Document HeadTrainer NextTokenTrainer PathTrainer TargetView TrainConfig Trainer
 paceline.tree: Budget EMPTY_TREE Scores TokenTree Trial Verdict
 paceline.verifiers: ArgmaxVerifier BlockVerification GreedyDraftSampling GreedyVerifier KSeq RecursiveRejection Rows
     Verifier residual

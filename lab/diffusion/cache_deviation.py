@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.diffusion import Canvas, ConfiguredMethod, NoCache, Outcome, Predictions, Setting, Verification, decode
+from paceline.diffusion import (
+    Canvas,
+    ConfiguredMethod,
+    FinishedCanvas,
+    NoCache,
+    Predictions,
+    Setting,
+    Verification,
+    decode,
+)
 from paceline.models import Call, Denoiser
 
 
@@ -134,7 +143,7 @@ def _tokens(canvas: Canvas, length: int) -> np.ndarray[tuple[int], np.dtype[np.i
     return np.concatenate([canvas.tokens, np.full(length - canvas.length, -1)])
 
 
-def _cost(outcome: Outcome) -> Cost:
+def _cost(outcome: FinishedCanvas) -> Cost:
     return Cost(outcome.trajectory.calls, outcome.trajectory.slots_computed, outcome.trajectory.seconds)
 
 

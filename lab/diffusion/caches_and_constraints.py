@@ -15,7 +15,7 @@ from lab.diffusion.cache_deviation import Deviation, deviation, pooled
 from lab.diffusion.harness import DiffusionBench, Progress, timing_figures
 from lab.diffusion.lines import DiffusionLine
 from lab.diffusion.tasks import TASKS, Item, items
-from paceline.diffusion import Outcome, Parts, options_of, part
+from paceline.diffusion import CanvasMethod, FinishedCanvas, options_of, part
 from paceline.utils import FloatArray, bootstrap, in_turn, median_ratio, time_in_turn, wilson
 
 APPROXIMATE: Mapping[str, Mapping[str, Any]] = {
@@ -207,7 +207,9 @@ class _Run:
     completed: int = 0
 
 
-def _judged(bench: DiffusionBench, case: Case, item: Item, seconds: float, made: tuple[Outcome, Parts]) -> _Run:
+def _judged(
+    bench: DiffusionBench, case: Case, item: Item, seconds: float, made: tuple[FinishedCanvas, CanvasMethod]
+) -> _Run:
     outcome, parts = made
     text = bench.tokenizer.decode(bench.written(outcome))
     check: Any = parts.transition.check

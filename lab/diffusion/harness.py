@@ -21,9 +21,9 @@ from paceline.checkpoints import Tokenizer
 from paceline.diffusion import (
     BitsToRounds,
     Canvas,
+    CanvasMethod,
     ConfiguredMethod,
-    Outcome,
-    Parts,
+    FinishedCanvas,
     Status,
     TokenText,
     decode,
@@ -210,7 +210,7 @@ class DiffusionBench:
         ends = self.denoiser.eos_token_ids
         return Canvas.of(ids, self.options.length + more, mask_token_id=self.denoiser.mask_token_id, eos_token_ids=ends)
 
-    def decode(self, recipe: ConfiguredMethod, prompt: str) -> Outcome:
+    def decode(self, recipe: ConfiguredMethod, prompt: str) -> FinishedCanvas:
         """A text.
 
         Raises:
@@ -218,7 +218,7 @@ class DiffusionBench:
         """
         return self.decode_with_parts(recipe, prompt)[0]
 
-    def decode_with_parts(self, recipe: ConfiguredMethod, prompt: str) -> tuple[Outcome, Parts]:
+    def decode_with_parts(self, recipe: ConfiguredMethod, prompt: str) -> tuple[FinishedCanvas, CanvasMethod]:
         """The same, with the parts that wrote it, which hold counts of their own."""
         canvas = self.canvas(prompt)
         parts = recipe.parts(self.denoiser, canvas, seed=self.options.seed, token_text=self.token_text)
@@ -227,7 +227,7 @@ class DiffusionBench:
             raise outcome.error
         return outcome, parts
 
-    def written(self, outcome: Outcome) -> list[int]:
+    def written(self, outcome: FinishedCanvas) -> list[int]:
         """The tokens of a text before its end."""
         output = outcome.canvas.output
         return output[
@@ -402,7 +402,7 @@ def time_methods(
     return figures, finished < total
 
 
-def _decode(bench: DiffusionBench, line: DiffusionLine, item: Item, _repeat: int) -> Outcome:
+def _decode(bench: DiffusionBench, line: DiffusionLine, item: Item, _repeat: int) -> FinishedCanvas:
     return bench.decode(line.recipe, item.prompt)
 
 

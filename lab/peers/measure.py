@@ -21,7 +21,17 @@ from typing import Any
 
 from lab.peers.peer import PeerRun, agreement_with
 from lab.peers.wanted import Lane, WantedPeer, lanes_of
-from paceline.bench.run import Cell, Piece, Run, Setting, cell_speeds, output_pairs, quantiles, waking, why_withheld
+from paceline.bench.run import (
+    BenchPrompt,
+    BenchSetting,
+    MeasuredCell,
+    TimedRun,
+    cell_speeds,
+    output_pairs,
+    quantiles,
+    waking,
+    why_withheld,
+)
 from paceline.config import GREEDY_EPSILON
 from paceline.llm import LLM
 from paceline.utils import timed
@@ -38,8 +48,8 @@ class Played:
     """What one peer did at one workload and batch size; `base` is plain decoding's cell there."""
 
     lane: Lane
-    cell: Cell
-    base: Cell
+    cell: MeasuredCell
+    base: MeasuredCell
 
 
 class PeersInTurn:
@@ -84,7 +94,7 @@ class PeersInTurn:
         if (entry := {"name": name, "why": why}) not in self.skipped:
             self.skipped.append(entry)
 
-    def turns(self, base: Cell) -> list[Callable[[int, int], None]]:
+    def turns(self, base: MeasuredCell) -> list[Callable[[int, int], None]]:
         """Warmed-up peers for plain decoding's cell.
 
         Each call decodes one group in one repeat and keeps what came of it.
@@ -93,8 +103,8 @@ class PeersInTurn:
         for lane in self._lanes:
             reason = self._refusal(lane, base)
             if reason is None:
-                setting = Setting(lane.wanted.setting, {**lane.wanted.options})
-                cell = Cell(
+                setting = BenchSetting(lane.wanted.setting, {**lane.wanted.options})
+                cell = MeasuredCell(
                     setting,
                     base.workload,
                     base.temperature,
@@ -109,7 +119,7 @@ class PeersInTurn:
                 self._skip(lane.wanted.title, reason)
         return found
 
-    def _refusal(self, lane: Lane, base: Cell) -> str | None:
+    def _refusal(self, lane: Lane, base: MeasuredCell) -> str | None:
         """Why a peer cannot take part here; tried on the first group, which warms it up."""
         if base.temperature >= GREEDY_EPSILON:
             return f"temperature {base.temperature:g}: peers are compared greedily only"
@@ -120,7 +130,7 @@ class PeersInTurn:
             return f"batch {base.batch}: {error}"
         return None
 
-    def _timed(self, cell: Cell, lane: Lane, group: int, repeat: int) -> None:
+    def _timed(self, cell: MeasuredCell, lane: Lane, group: int, repeat: int) -> None:
         """One timed run of one group."""
         pieces = cell.groups[group]
 
@@ -138,7 +148,7 @@ class PeersInTurn:
         ends = self.llm.defaults.eos_ids
         rows = [_row(piece, run, ends) | shared for piece, run in zip(pieces, given, strict=True)]
         outputs = [None if run is None else list(run.token_ids) for run in given]
-        cell.runs.append(Run(group, repeat, seconds, rows, outputs))
+        cell.runs.append(TimedRun(group, repeat, seconds, rows, outputs))
 
     def entries(self, seed: int) -> list[dict[str, Any]]:
         """The document's `peers`; `seed` is the run's."""
@@ -178,7 +188,7 @@ def with_one_end(pair: Pair, ends: Sequence[int], most: int) -> Pair:
     return replace(pair, base=closed(pair.base), other=closed(pair.other))
 
 
-def _row(piece: Piece, run: PeerRun | None, ends: Sequence[int]) -> dict[str, Any]:
+def _row(piece: BenchPrompt, run: PeerRun | None, ends: Sequence[int]) -> dict[str, Any]:
     tokens = 0
     if run is not None:  # an end token counts, whether the peer hands it out or not
         tokens = (

@@ -18,7 +18,7 @@ from lab.peers import catalogue
 from lab.peers.catalogue import PEERS, peer_names
 from lab.peers.install import peer_state
 from lab.peers.peer import Peer, PeerRun, open_peer, parts_of
-from paceline.bench.run import Piece
+from paceline.bench.run import BenchPrompt
 from paceline.errors import ConfigError
 from paceline.utils import json_object, need, reject_unknown
 
@@ -171,7 +171,7 @@ class Lane:
             {key: value for key, value in settings.items() if key not in ("tokenizer", "api_key")},
         )
 
-    def decode(self, pieces: Sequence[Piece], *, counts: bool = True) -> list[PeerRun]:
+    def decode(self, pieces: Sequence[BenchPrompt], *, counts: bool = True) -> list[PeerRun]:
         """Decode a group, all at once where the peer can; a peer that failed is started again the next time.
 
         Args:
@@ -193,7 +193,7 @@ class Lane:
         self._learn(runs[0].version, runs[0].settings)
         return runs
 
-    def _ask(self, peer: Peer, pieces: Sequence[Piece]) -> list[PeerRun]:
+    def _ask(self, peer: Peer, pieces: Sequence[BenchPrompt]) -> list[PeerRun]:
         """All prompts at once, or one after the other; then every run carries the sum of the seconds."""
         if len(pieces) == 1 or not self.at_once:
             runs = [peer.generate(list(piece.token_ids), piece.max_tokens, piece.ignore_eos) for piece in pieces]

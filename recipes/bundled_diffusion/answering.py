@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, FinishedCanvas, decode
 from paceline.errors import CapabilityError
 from paceline.models import Call, Denoiser
 from paceline.models import Ints as Ids
@@ -81,7 +81,7 @@ def fitting(denoiser: Denoiser, prompt: int, length: int) -> int:
 
 def fill(
     denoiser: Denoiser, prompts: Sequence[Sequence[int]], method: Mapping[str, Any], *, length: int
-) -> list[Outcome]:
+) -> list[FinishedCanvas]:
     """Decode a canvas of at least `length` slots after each prompt. Raises the error of the first canvas that
     failed.
     """
@@ -101,7 +101,7 @@ def before_end(canvas: Canvas) -> list[int]:
     return list(takewhile(lambda token: token not in canvas.eos_token_ids, canvas.output))
 
 
-def text_of(outcome: Outcome, tokenizer: Tokenizer) -> str:
+def text_of(outcome: FinishedCanvas, tokenizer: Tokenizer) -> str:
     """What a canvas says before its end."""
     return str(tokenizer.decode(before_end(outcome.canvas)))
 

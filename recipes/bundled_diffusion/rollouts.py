@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from lab.diffusion import Item
-from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, Predictions, Round
+from paceline.diffusion import Canvas, ConfiguredMethod, FinishedCanvas, Predictions, Round
 from recipes.bundled_diffusion.answering import Batched, encoded, masked_logits, padded, text_of
 from recipes.bundled_diffusion.model import EOS, Net
 
@@ -78,7 +78,7 @@ def exactness(item: Item, text: str) -> float:
     return float(item.right(text))
 
 
-def gathered(outcomes: Sequence[Outcome], rewards: Sequence[float]) -> Rollouts:
+def gathered(outcomes: Sequence[FinishedCanvas], rewards: Sequence[float]) -> Rollouts:
     """Outcomes as one batch."""
     canvases = [outcome.canvas for outcome in outcomes]
     n = max(canvas.length for canvas in canvases)
@@ -146,7 +146,7 @@ def sampled(
     length: int,
     temperature: float,
     generator: torch.Generator,
-) -> list[Outcome]:
+) -> list[FinishedCanvas]:
     """Fill a canvas after each prompt with tokens drawn at a temperature, all canvases side by side.
 
     Raises:
@@ -156,7 +156,7 @@ def sampled(
     if recipe.names["cache"] != "none" or recipe.names["verification"] != "none":
         raise SystemExit(f"method {recipe.name!r} has a cache or a verification; rollouts need plain passes")
     mask = net.spec.mask_token_id
-    outcomes = [Outcome(Canvas.of(ids, length, mask_token_id=mask, eos_token_ids=(EOS,))) for ids in prompts]
+    outcomes = [FinishedCanvas(Canvas.of(ids, length, mask_token_id=mask, eos_token_ids=(EOS,))) for ids in prompts]
     rules = [recipe.parts(denoiser, outcome.canvas).transition for outcome in outcomes]
     live = list(range(len(outcomes)))
     while live := [i for i in live if not rules[i].finished(outcomes[i].canvas)]:

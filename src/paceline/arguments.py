@@ -1,20 +1,21 @@
 """What vLLM and transformers take beside our own arguments of `LLM`, and what becomes of it here.
 
 One that changes no output here is ignored, and one warning names all of these. One that another argument means is
-renamed. Every other one must have the value that asks for nothing, or is rejected with an error that names it.
+renamed; llama.cpp's are read too. Every other one must have the value that asks for nothing, or is rejected with an
+error that names it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Final
 
 from paceline.config import SamplingParams
 from paceline.errors import ConfigError
-from paceline.utils import same, say_ignored, shortened, unknown_names
+from paceline.utils import integer, same, say_ignored, shortened, unknown_names
 
 logger = logging.getLogger("paceline")
 
@@ -156,26 +157,44 @@ ATTRIBUTES: Final[Mapping[str, str]] = {
 }
 """Attributes of other libraries' models -> what to do instead."""
 
+ALIASES: Final = ("torch_dtype", "device_map", "n_ctx", "n_threads", "n_gpu_layers")
+"""Other names of arguments of ours, of transformers and llama.cpp."""
+
 DTYPES: Final[Mapping[str, str]] = {"float": "float32", "half": "float16"}
 """vLLM's other names of dtypes."""
 
 
-def translated(
-    others: Mapping[str, Any], *, dtype: Any, device: Any, own: Iterable[str], cuda: bool
-) -> tuple[Any, Any]:
-    """The dtype and the device that are meant, after a look at what is no argument of ours.
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """Arguments of ours that have other names elsewhere: torch_dtype; device_map and n_gpu_layers; n_ctx; n_threads."""
+
+    dtype: Any
+    device: Any
+    max_model_len: Any
+    threads: Any
+
+
+def translated(others: Mapping[str, Any], ours: Meant, *, own: Iterable[str], cuda: bool) -> Meant:
+    """What is meant, after a look at what is no argument of ours.
 
     Args:
         others: what was given beside our own arguments.
-        own: the names of these.
+        ours: what was given by our names.
+        own: the names of our arguments.
         cuda: where the device is "auto", there is a CUDA device.
     Raises:
         ConfigError: names all that cannot be honoured and all that nobody knows.
     """
     given, wrong = dict(others), []
+    dtype, device, max_model_len, threads = ours.dtype, ours.device, ours.max_model_len, ours.threads
     try:
         dtype = _one_of(given, "torch_dtype", "dtype", dtype)
         device = _device(_one_of(given, "device_map", "device", device))
+        device = _of_layers(_one_of(given, "n_gpu_layers", "device", None), device)
+        if given.get("n_ctx") == 0:  # there it means the model's own
+            given["n_ctx"] = None
+        max_model_len = _one_of(given, "n_ctx", "max_model_len", max_model_len)
+        threads = _one_of(given, "n_threads", "threads", threads)
     except ConfigError as error:
         wrong.append(str(error))
     cuda = device.startswith("cuda") or (device == "auto" and cuda) if isinstance(device, str) else False
@@ -187,12 +206,26 @@ def translated(
     if cuda and given.get("gpu_memory_utilization") is not None:
         wrong.append("gpu_memory_utilization is not available: kv_cache_memory_bytes limits keys and values")
     known = {"gpu_memory_utilization", *IGNORED, *NEUTRAL}
-    if text := _unknown([key for key in given if key not in known], [*own, "torch_dtype", "device_map"], known):
+    if text := _unknown(
+        [key for key in given if key not in known],
+        [*own, *ALIASES],
+        known,
+    ):
         wrong.append(text)
     if wrong:
         raise ConfigError("; ".join(wrong))
     say_ignored(given)
-    return _dtype(dtype, cuda=cuda), device
+    return Meant(_dtype(dtype, cuda=cuda), device, max_model_len, threads)
+
+
+def _of_layers(layers: Any, device: Any) -> Any:
+    """The device that llama.cpp's n_gpu_layers means: 0 is the CPU, any other number a GPU where there is one."""
+    if layers is None:
+        return device
+    integer("n_gpu_layers", layers, -1)
+    if device not in (None, "auto"):
+        raise ConfigError("n_gpu_layers and device say the same; give one of them")
+    return "auto" if layers else "cpu"
 
 
 def _unknown(unknown: Sequence[str], own: Sequence[str], known: Iterable[str]) -> str:

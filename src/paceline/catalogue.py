@@ -24,7 +24,8 @@ class Entry:
             verifiers and controllers their role; for trainers what they make.
         exactness: class of its output at temperature 0 and above it (for drafters: under an exact verifier).
         needs: capabilities of the target's runner that it cannot do without, and other needs in words.
-        paper: title and arXiv id.
+        paper: title and arXiv id, of which the help of a trainer says "Train as in ..."; without it, its class's first
+            paragraph.
         seeded: the class above temperature 0 for requests with a seed.
         published: keys of speculative_config for a drafter that is named alone: how its paper or code uses it. "method"
             among them lists what drafts together, or one entry with a number of levels beside that of nodes.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from paceline.arguments import ATTRIBUTES, CALLS, IDLE_CALLS, translated
+from paceline.arguments import ATTRIBUTES, CALLS, IDLE_CALLS, Meant, translated
 from paceline.assembly import DraftModels, Exactness, build_parts, check_methods, find_exactness
 from paceline.checkpoints import (
     BUNDLED_FOLDER,
@@ -74,7 +74,8 @@ class LLM(metaclass=Named):
     """A language model that decodes faster with the same output.
 
     Threads may share one: requests of all of them are decoded together, a step at a time, and each gets its own
-    results.
+    results. Arguments that are not described here are fields of `EngineConfig`, which says what each does: sizes of the
+    engine, and forms of its weights.
 
     Args:
         model: folder or hub id of a Hugging Face checkpoint, or "bundled/NAME"; None is the bundled autoregressive
@@ -87,9 +88,6 @@ class LLM(metaclass=Named):
         revision: branch, tag or commit on the hub.
         gguf_file: the file meant where `model` is a folder or repository of GGUF files.
         lora: folder of a LoRA adapter in PEFT's format, which is merged into the weights.
-        dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching,
-            kv_cache_memory_bytes, speculative_memory_bytes, threads, seed, exactness, quantization,
-            activation_bits: see `EngineConfig`.
         trust_remote_code: run code that comes with the checkpoint (transformers fallback only).
         profile: look for such a profile.
         others: arguments of vLLM and transformers that change nothing here, which one warning names; all others are
@@ -114,6 +112,7 @@ class LLM(metaclass=Named):
     backend: Backend
     diffusion: DiffusionEngine | None = None
     _predicting: Backend | None = None  # beside a profile that reads no predictions
+    _told_of_prediction = False  # that one was ignored
 
     def __init__(
         self,
@@ -142,19 +141,22 @@ class LLM(metaclass=Named):
         profile: bool = True,
         **others: Any,
     ) -> None:
-        dtype, device = translated(
-            others, dtype=dtype, device=device, own=_own_arguments(), cuda=torch.cuda.is_available()
+        meant = translated(
+            others,
+            Meant(dtype, device, max_model_len, threads),
+            own=_own_arguments(),
+            cuda=torch.cuda.is_available(),
         )
         given: dict[str, Any] = {
-            "dtype": dtype,
-            "device": device,
-            "max_model_len": max_model_len,
+            "dtype": meant.dtype,
+            "device": meant.device,
+            "max_model_len": meant.max_model_len,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,
             "kv_cache_memory_bytes": kv_cache_memory_bytes,
             "speculative_memory_bytes": speculative_memory_bytes,
-            "threads": threads,
+            "threads": meant.threads,
             "seed": seed,
             "exactness": exactness,
             "quantization": quantization,
@@ -581,11 +583,12 @@ class LLM(metaclass=Named):
                 if self._predicting is None:
                     self._predicting = self.with_speculative_config({"method": "prediction"}).backend
             return self._predicting
-        if self.drafter_methods:
-            logger.warning(
-                "a prediction is ignored, since none of the methods %s uses it; add the method prediction",
-                self.drafter_methods,
-            )
+        if not self._told_of_prediction:
+            self._told_of_prediction = True
+            methods = self.drafter_methods
+            uses = f"none of the methods {methods} uses it; add the method prediction"
+            why = uses if methods else "nothing is drafted"
+            logger.warning("a prediction is ignored, since %s (said once)", why)
         return self.backend
 
     def _request(self, read: ReadPrompt, params: SamplingParams) -> Request:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.batch import Requests, Results
+from paceline.batch import Requests, ResultFile
 from paceline.errors import ConfigError
 
 COUNT = 4
@@ -35,7 +35,7 @@ def answer(requests: Requests, index: int, **more: Any) -> bytes:
 
 
 def written(path: Path, requests: Requests, indexes: tuple[int, ...] = (2, 0, 3)) -> bytes:
-    with Results(path, requests) as results:
+    with ResultFile(path, requests) as results:
         for index in indexes:
             results.append([(index, answer(requests, index))])
     return path.read_bytes()
@@ -44,7 +44,7 @@ def written(path: Path, requests: Requests, indexes: tuple[int, ...] = (2, 0, 3)
 def test_lines_go_on_after_those_of_an_earlier_run(tmp_path: Path, requests: Requests) -> None:
     path = tmp_path / "out.jsonl"
     before = written(path, requests)
-    with Results(path, requests) as results:
+    with ResultFile(path, requests) as results:
         assert [index in results for index in range(COUNT)] == [True, False, True, True]
         results.append([(1, answer(requests, 1))])
         assert results.count == COUNT
@@ -57,7 +57,7 @@ def test_a_torn_line_is_cut_off_wherever_it_was_torn(tmp_path: Path, requests: R
     whole = written(path, requests)
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
-        with Results(path, requests) as results:
+        with ResultFile(path, requests) as results:
             assert results.count == whole[:size].count(b"\n")
         assert path.read_bytes() == whole[: whole[:size].rfind(b"\n") + 1]
 
@@ -66,7 +66,7 @@ def test_zeros_after_a_loss_of_power_are_cut_off(tmp_path: Path, requests: Reque
     path = tmp_path / "out.jsonl"
     whole = written(path, requests)
     path.write_bytes(whole + bytes(100))
-    with Results(path, requests) as results:
+    with ResultFile(path, requests) as results:
         assert results.count == 3
     assert path.read_bytes() == whole
 
@@ -76,7 +76,10 @@ def test_a_file_of_something_else_is_left_as_it_is(tmp_path: Path, requests: Req
     path = tmp_path / "out.jsonl"
     path.write_text(text)
     for fresh in (False, True):
-        with pytest.raises(ConfigError, match="line 1 is no answer of a batch"), Results(path, requests, fresh=fresh):
+        with (
+            pytest.raises(ConfigError, match="line 1 is no answer of a batch"),
+            ResultFile(path, requests, fresh=fresh),
+        ):
             pass
     assert path.read_text() == text
 
@@ -89,10 +92,10 @@ def test_answers_to_other_requests_are_left_as_they_are(tmp_path: Path, requests
         (made(tmp_path / "fewer.jsonl"), ""),
     ):
         if not words:  # the same requests, elsewhere
-            with Results(path, other) as results:
+            with ResultFile(path, other) as results:
                 assert results.count == 3
             continue
-        with pytest.raises(ConfigError, match=words), Results(path, other):
+        with pytest.raises(ConfigError, match=words), ResultFile(path, other):
             pass
     assert path.read_bytes() == before
 
@@ -110,7 +113,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, requests: Requests, more: dict[st
     path = tmp_path / "out.jsonl"
     before = written(path, requests) + answer(requests, 2, **more)
     path.write_bytes(before)
-    with pytest.raises(ConfigError, match=words), Results(path, requests):
+    with pytest.raises(ConfigError, match=words), ResultFile(path, requests):
         pass
     assert path.read_bytes() == before
 
@@ -118,19 +121,19 @@ def test_a_wrong_line_is_named(tmp_path: Path, requests: Requests, more: dict[st
 def test_answers_of_another_model_are_not_mixed_in(tmp_path: Path, requests: Requests) -> None:
     path = tmp_path / "out.jsonl"
     written(path, requests)
-    with Results(path, requests, model="m") as results:
+    with ResultFile(path, requests, model="m") as results:
         assert results.count == 3
-    with pytest.raises(ConfigError, match="line 1 is of the model 'm', not 'n'"), Results(path, requests, model="n"):
+    with pytest.raises(ConfigError, match="line 1 is of the model 'm', not 'n'"), ResultFile(path, requests, model="n"):
         pass
 
 
 def test_two_runs_do_not_write_one_file(tmp_path: Path, requests: Requests) -> None:
     path = tmp_path / "out.jsonl"
-    with Results(path, requests) as results:
-        with pytest.raises(ConfigError, match="is written by another run"), Results(path, requests):
+    with ResultFile(path, requests) as results:
+        with pytest.raises(ConfigError, match="is written by another run"), ResultFile(path, requests):
             pass
         results.append([(0, answer(requests, 0))])
-    with Results(path, requests) as results:
+    with ResultFile(path, requests) as results:
         assert results.count == 1
 
 
@@ -138,7 +141,7 @@ def test_in_the_end_the_order_is_that_of_the_requests(tmp_path: Path, requests: 
     path = tmp_path / "out.jsonl"
     path.with_name("out.jsonl.part").write_text("of a run that was killed here")
     assert written(path, requests) != b"".join(answer(requests, index) for index in (0, 2, 3))
-    with Results(path, requests) as results:
+    with ResultFile(path, requests) as results:
         results.sort()
     assert path.read_bytes() == b"".join(answer(requests, index) for index in (0, 2, 3))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
@@ -147,7 +150,7 @@ def test_in_the_end_the_order_is_that_of_the_requests(tmp_path: Path, requests: 
 def test_a_fresh_file_forgets_and_an_empty_one_goes(tmp_path: Path, requests: Requests) -> None:
     path = tmp_path / "out.jsonl"
     written(path, requests)
-    with Results(path, requests, fresh=True) as results:
+    with ResultFile(path, requests, fresh=True) as results:
         assert results.count == 0
         assert path.read_bytes() == b""
         results.sort()

@@ -7,21 +7,22 @@ import json
 from collections.abc import Callable
 from email.utils import formatdate
 from time import time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from paceline.batch import Sender
-from paceline.batch.inputs import Request
+from paceline.batch import Sender, sending
+from paceline.batch.inputs import BatchRequest
 from paceline.errors import ConfigError
 
 Made = httpx.Response | type[httpx.TransportError]
 FINE = {"choices": [], "model": "m", "usage": {"completion_tokens": 3}}
 
 
-def request() -> Request:
-    return Request(custom_id="a", url="/v1/completions", body={"prompt": "x"})
+def request() -> BatchRequest:
+    return BatchRequest(custom_id="a", url="/v1/completions", body={"prompt": "x"})
 
 
 def ok(**headers: str) -> httpx.Response:
@@ -52,7 +53,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         async def main() -> Any:
             transport = httpx.MockTransport(handler)
             async with httpx.AsyncClient(base_url="http://there", transport=transport) as http:
-                monkeypatch.setattr(asyncio, "sleep", sleep)
+                monkeypatch.setattr(sending, "asyncio", SimpleNamespace(sleep=sleep))  # not those of other threads
                 return await Sender(http, patience=patience).send(request())
 
         return asyncio.run(main()), waits

@@ -1,13 +1,20 @@
-"""`paceline chat` through a pipe."""
+"""`paceline chat` through a pipe, and at a terminal."""
 
 from __future__ import annotations
 
+import json
+import os
+import select
 import shutil
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from command import Command
 from tiny_checkpoint import edit_json
+
+from paceline.utils import read_prompts
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "12")
 
@@ -61,3 +68,110 @@ def test_input_that_is_no_text(run: Command) -> None:
     found = run("chat", *FAST, stdin=b"\xff\xfe\n")
     assert (found.code, found.out) == (2, "")
     assert "not UTF-8" in found.line
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+def test_commands_are_no_messages(run: Command, tmp_path: Path) -> None:
+    file = tmp_path / "kept.jsonl"
+    said = f"/help\nWhat is two plus two?\n/save {file}\n/exit\nnot read\n"
+    talk = run("chat", *FAST, "--system", "Be brief.", stdin=said)
+    assert talk.code == 0
+    (answer,) = talk.out.splitlines()
+    for name in ("/help", "/system", "/reset", "/save", "/stats", "/exit"):
+        assert name in talk.err
+    messages = json.loads(file.read_text())["messages"]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
+    assert messages[2]["content"].strip() == answer.strip()
+    assert "not read" not in file.read_text()
+    (kept,) = read_prompts(file).conversations
+    assert kept.turns == ("What is two plus two?",)
+
+
+def test_reset_and_system_change_what_the_model_reads(run: Command) -> None:
+    plain = run("chat", *FAST, stdin="What is two plus two?\n").out
+    after = run("chat", *FAST, stdin="Write SQL.\n/reset\nWhat is two plus two?\n").out
+    assert after.splitlines()[-1] == plain.splitlines()[-1]
+    kept = run("chat", *FAST, stdin="Write SQL.\nWhat is two plus two?\n").out  # the control: it remembers
+    assert kept.splitlines()[-1] != plain.splitlines()[-1]
+    system = run("chat", *FAST, stdin="/system Answer in SQL.\n/system\nWhat is two plus two?\n")
+    assert system.out == run("chat", *FAST, "--system", "Answer in SQL.", stdin="What is two plus two?\n").out
+    assert "Answer in SQL." in system.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/nothing", "there is no command /nothing; /help lists them"),
+        ("/reset now", "/reset stands alone, got 'now' behind it"),
+        ("/save", "/save needs a file"),
+        ("/save /no/such/folder/x", "/no/such/folder/x cannot be written"),
+    ],
+)
+def test_a_command_that_is_wrong_ends_nothing(run: Command, line: str, words: str) -> None:
+    talk = run("chat", *FAST, stdin=f"{line}\nWhat is two plus two?\n")
+    assert talk.code == 0
+    assert words in " ".join(talk.err.split())
+    assert talk.out.strip()
+
+
+def test_a_message_may_begin_with_a_path(run: Command) -> None:
+    talk = run("chat", *FAST, stdin="/etc/hosts: what is this file?\n")
+    assert talk.code == 0
+    assert talk.out.strip()
+    assert "command" not in talk.err
+
+
+def test_stats(run: Command) -> None:
+    err = run("chat", *FAST, stdin="/stats\nWhat is two plus two?\n/stats\n").err
+    assert err.count("load  ") == 2
+    for name in ("first token", "prompt", "decoding", "drafts", "context", "all answers", "memory"):
+        assert err.count(f"{name} ") >= 1
+
+
+# ------------------------------------------------------------------------------------------------ a terminal
+
+
+class Terminal:
+    """A chat at a pseudo-terminal."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        import pty
+
+        self.process, self.end = pty.fork()
+        if not self.process:
+            os.environ |= {"TERM": "xterm", "PACELINE_CACHE_DIR": str(folder)}
+            os.execv(sys.executable, [sys.executable, "-m", "paceline", "chat", *flags])
+        self.seen = ""
+
+    def type(self, text: str, until: str, seconds: float = 120) -> str:
+        """Type something and read until a text comes."""
+        os.write(self.end, text.encode())
+        new, limit = "", time.monotonic() + seconds
+        while until not in new:
+            assert time.monotonic() < limit, f"{until!r} is not in {new!r}"
+            if select.select([self.end], [], [], 0.2)[0]:
+                new += os.read(self.end, 65536).decode(errors="replace")
+        return new
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_at_a_terminal(tmp_path: Path) -> None:
+    flags = ("--dtype", "float32", "--threads", "1", "--max-tokens", "1500", "--ignore-eos", "--seed", "1")
+    talk, file = Terminal(tmp_path, *flags), tmp_path / "kept.jsonl"
+    assert "/help lists commands" in talk.type("", until="> ")
+    talk.type("Count to a thousand.\r", until="thousand.")
+    talk.type("", until="1")  # it answers
+    assert "the conversation goes on" in talk.type("\x03", until="> ")
+    assert "/exit or Ctrl-D ends" in talk.type("\x03", until="> ")
+    talk.type("\x1b[200~/system two\nlines\x1b[201~\r", until="replaced")
+    talk.type(f"/save {file}\r", until="3 messages in")
+    talk.type("/exit\r", until="/exit")
+    assert os.waitpid(talk.process, 0)[1] == 0
+    system, question, answer = json.loads(file.read_text())["messages"]
+    assert system["content"] == "two\nlines"
+    assert question["content"] == "Count to a thousand."
+    assert answer["content"]  # what was written before Ctrl-C
+    assert "Count to a thousand." in (tmp_path / "history" / "chat").read_text()
+    assert (tmp_path / "history" / "chat").stat().st_mode & 0o077 == 0

@@ -17,7 +17,7 @@ from command import Command, Terminal
 from paceline import LLM, CompletionOutput, RequestOutput, SamplingParams, StreamChunk
 from paceline.cli.generate import StreamPrinter, show_all
 from paceline.controllers.auto import Costs
-from paceline.controllers.auto.costs import Line
+from paceline.controllers.auto.costs import DraftLine
 from paceline.engine import DrafterMetrics, RequestMetrics
 from paceline.profiles import Conditions, Profile
 
@@ -90,7 +90,7 @@ def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         "table",
         lambda self, batch, context, rows, *, hopeful=False: [1e-3 + 1e-7 * row for row in range(rows + 1)],
     )
-    monkeypatch.setattr(Costs, "line", lambda self, drafter, batch=1: Line(1e-7, 1e-7, 9))
+    monkeypatch.setattr(Costs, "line", lambda self, drafter, batch=1: DraftLine(1e-7, 1e-7, 9))
 
 
 def drafted(run: Command, *arguments: object) -> dict[str, dict[str, int]]:
@@ -298,3 +298,25 @@ def test_only_searches_that_run_programs_can_run_them_unsafely(run: Command) -> 
     search = json.dumps({"method": "pg_td", "tests": ["assert add(1, 2) == 3"], "rollouts": 2})
     arguments = ("--search", search, "--unsafe-execution", "--temperature", 0, "--max-tokens", 6, *FAST)
     assert run("generate", "def add(a, b):\n    return", *arguments).code == 0
+
+
+def test_stats_say_what_it_took(run: Command) -> None:
+    shown = run("generate", "one two three", *FAST, "--stats")
+    plain = run("generate", "one two three", *FAST)
+    assert shown.out == plain.out
+    for name in ("load", "first token", "prompt", "decoding", "drafts", "memory"):
+        assert any(line.startswith(f"{name} ") for line in shown.err.splitlines()), name
+        assert not any(line.startswith(f"{name} ") for line in plain.err.splitlines()), name
+
+
+def test_a_chat_model_hints_at_chat_once(
+    run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: Path
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path / "cache"))
+    assert "--chat" not in run("generate", "one two three", *FAST).err  # no terminal reads it
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    run("generate", "one two three", *FAST, "--chat")
+    assert "--chat" not in screen.getvalue()
+    run("generate", "one two three", *FAST)
+    run("generate", "one two three", *FAST)
+    assert screen.getvalue().count("--chat treats the prompt as a message") == 1

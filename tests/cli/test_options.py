@@ -14,7 +14,17 @@ from command import Command
 from paceline import SamplingParams
 from paceline.cli import options
 from paceline.cli.app import app
-from paceline.config import REQUIRED, EngineConfig, check_options, documented, option, options_of
+from paceline.config import (
+    REQUIRED,
+    EngineConfig,
+    ServerConfig,
+    SpeculativeConfig,
+    ThinkParams,
+    check_options,
+    documented,
+    option,
+    options_of,
+)
 from paceline.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -24,7 +34,8 @@ UNFLAGGED = {"detokenize", "skip_special_tokens", "logits_processors", "structur
 
 def flags(command: str) -> set[str]:
     command = typer.main.get_command(app).commands[command]
-    return {name for parameter in command.params for name in getattr(parameter, "opts", [])}
+    shown = (parameter for parameter in command.params if not getattr(parameter, "hidden", False))
+    return {name for parameter in shown for name in getattr(parameter, "opts", [])}
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
@@ -79,8 +90,8 @@ def test_what_is_typed_becomes_a_value_and_nothing_else_is_given() -> None:
     found: dict[str, object] = {}
 
     @options.with_flags(sampling=True)
-    def command(*, given: dict[str, object]) -> None:
-        found.update(given)
+    def command(*, flag_values: dict[str, object]) -> None:
+        found.update(flag_values)
 
     single = typer.Typer()
     single.command()(command)
@@ -108,6 +119,8 @@ class OwnConfig:
     share: float = option(0.5, "A share.", low=0.0, high=1.0, rule="be in 0..1")
     sorts: bool = option(True, "Sort them.")
     hidden: int | None = option(None, doc="No flag.", low=1)
+    gain: float = option(1.0, doc="No flag and no rule.", low=0, high=10)
+    rate: float | None = option(None, doc="The same.", low=0.0, open_low=True)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -118,8 +131,8 @@ def typed_of(words: list[str]) -> dict[str, object]:
     found: dict[str, object] = {}
 
     @options.with_flags(sampling=False, more=options.flags_of(OwnConfig, None, defaults=True))
-    def command(*, given: dict[str, object]) -> None:
-        found.update(given)
+    def command(*, flag_values: dict[str, object]) -> None:
+        found.update(flag_values)
 
     single = typer.Typer()
     single.command()(command)
@@ -135,7 +148,8 @@ def test_a_field_is_a_flag_a_check_and_a_line_of_the_docstring() -> None:
     assert OwnConfig(**typed).hidden is None
     assert typed_of(["--files", "a"]) == {"files": [Path("a")], "cache_bytes": 2**30, "share": 0.5, "sorts": True}
     assert "    layers: Layers, ascending.\n    cache_bytes: Memory." in (OwnConfig.__doc__ or "")
-    assert set(options_of(OwnConfig)) - {flag.name for flag in options.flags_of(OwnConfig, None)} == {"hidden"}
+    flagged = {flag.name for flag in options.flags_of(OwnConfig, None)}
+    assert set(options_of(OwnConfig)) - flagged == {"hidden", "gain", "rate"}
 
 
 @pytest.mark.parametrize(
@@ -145,11 +159,19 @@ def test_a_field_is_a_flag_a_check_and_a_line_of_the_docstring() -> None:
         ({"cache_bytes": None}, "cache_bytes must be an integer of 0 or more, got None"),
         ({"hidden": 0}, "hidden must be an integer of 1 or more, got 0"),
         ({"sorts": 1}, "sorts must be True or False, got 1"),
+        ({"gain": 10.5}, r"gain must be a number in 0\.\.10, got 10\.5"),
+        ({"rate": 0}, "rate must be a number above 0, got 0"),
+        ({"hidden": 1.5}, r"hidden must be an integer of 1 or more, got 1\.5"),
     ],
 )
 def test_a_value_is_checked_as_its_field_declares(given: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         OwnConfig(files=[], **given)
+
+
+def test_a_float_among_default_and_limits_is_a_number() -> None:
+    found = OwnConfig(files=[], gain=2.5, rate=0.5)
+    assert (found.gain, found.rate, OwnConfig(files=[]).gain) == (2.5, 0.5, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -163,3 +185,25 @@ def test_a_value_is_checked_as_its_field_declares(given: dict[str, object], word
 def test_what_is_no_number_is_named_with_its_flag(words: list[str], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         typed_of(["--files", "a", *words])
+
+
+@pytest.mark.parametrize("config", [EngineConfig, SamplingParams, ServerConfig, SpeculativeConfig, ThinkParams])
+def test_every_field_of_a_configuration_is_documented_where_it_is_declared(config: type) -> None:
+    lines = (config.__doc__ or "").splitlines()
+    named = {line.strip().partition(":")[0] for line in lines if line.startswith("    ")}
+    assert {field.name for field in fields(config) if not field.name.startswith("_")} <= named
+    assert "nothing" not in named  # what is no field
+
+
+def test_a_default_from_a_factory_is_shared_by_no_two_objects() -> None:
+    first, second = SpeculativeConfig(), SpeculativeConfig()
+    assert first.options == second.options == {}
+    assert first.options is not second.options
+    assert first.method is second.method
+
+
+def test_an_error_names_what_the_fields_belong_to() -> None:
+    with pytest.raises(ConfigError, match=r"^think max_tokens must be an integer in 1"):
+        ThinkParams(max_tokens=0)
+    with pytest.raises(ConfigError, match=r"^num_speculative_tokens must be an integer in 0"):
+        SpeculativeConfig(num_speculative_tokens=-1)

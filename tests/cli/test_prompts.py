@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import Terminal
+from command import Command, Terminal
 
 from paceline import ConfigError, PromptError
 from paceline.cli import prompts
@@ -95,3 +95,10 @@ def test_prompts_that_cannot_be_read(file: Path, data: bytes, why: str) -> None:
     file.write_bytes(data)
     with pytest.raises(PromptError, match=why):
         prompts.read_prompts(file)
+
+
+def test_a_prompt_file_that_is_nearly_there(run: Command, tmp_path: Path) -> None:
+    (tmp_path / "questions.txt").write_text("one\n")
+    shown = run("generate", "-f", tmp_path / "question.txt")
+    assert shown.line.endswith(f"give a UTF-8 text file; did you mean {str(tmp_path / 'questions.txt')!r}?")
+    assert run("bench", "-w", tmp_path / "question.txt").line.endswith("questions.txt'?")

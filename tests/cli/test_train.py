@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from command import Command
 from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from paceline import LLM, registry
 from paceline.errors import PacelineError
-from paceline.training import Trainer
+from paceline.training import TrainConfig, Trainer
+from paceline.training.batches import Batch, TargetView
+from paceline.training.next_token import NextTokenTrainer
 
 FEW = "(6 prompts or more are needed for an interval)"
 
@@ -99,6 +104,7 @@ def test_flags_of_a_method_are_those_of_its_config(run: Command, tiny: Path, tex
         ("lora", "--feature-cache-gib", "inf"): "--feature-cache-gib must be a number, got 'inf'",
         ("draft_model", "--layers", "0,x"): "--layers must be numbers with commas between, such as 0,4,9, got '0,x'",
         ("lora", "--no-texts"): "texts must be true for lora, which learns texts as they are, got False",
+        ("lora", "--lora", "x"): "lora learns of the model alone, got --lora x too; leave it out",
         ("medsa",): "unknown trainer 'medsa'; did you mean medusa",
     }.items():
         found = run("train", *words, "--model", str(tiny), "--data", str(texts), "-o", str(tmp_path / "out"))
@@ -117,10 +123,72 @@ def test_an_adapter_drafts_nothing_and_six_texts_have_an_interval(
     assert re.search(
         r"Of the tokens of 6 test texts \(\d+ tokens\), [\d.]+% are now the likeliest ones \(95 % interval ", said
     )
+    assert f"Use it: paceline generate -m {tiny} --lora {tmp_path / 'adapter'}" in said
     page = (tmp_path / "adapter" / "report.html").read_text()
     assert "on 6 validation texts" in page
     assert "95 % interval" in page
     assert "a pass" not in said + page
+
+
+class ShiftTrainer(NextTokenTrainer):
+    """What is added to the last state;
+    neither a head nor an adapter.
+
+    Attributes:
+        shift: for programmers.
+    """
+
+    name = "shift"
+    drafts = False
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__(rows, 1)
+        self.shift = nn.Parameter(torch.zeros(rows.shape[1]))
+
+    @classmethod
+    def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[Trainer, TargetView]:
+        view = TargetView(llm.runner, (), vocabulary, keep_bytes=config.feature_cache_bytes)
+        return cls(view.rows), view
+
+    def states(self, batch: Batch) -> Tensor:
+        return batch.final + self.shift
+
+    def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
+        save_file({"shift": self.shift.detach()}, folder / "shift.safetensors")
+
+
+def test_a_training_is_finished_whatever_files_it_writes(run: Command, tiny: Path, texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "shift"
+    assert run(*quick(f"{__name__}:ShiftTrainer", tiny, texts, out)).code == 0
+    assert (out / "shift.safetensors").is_file()
+    used = ("generate", "-m", str(tiny), "--lora", str(out), "x")
+    assert run(*used).line.startswith("no LoRA adapter in")
+    (out / "run" / "finished").unlink()  # as of a run that was stopped
+    assert "has not finished" in run(*used).line
+
+
+def test_help_of_a_trainer_without_a_paper_is_its_first_paragraph(run: Command) -> None:
+    shown = " ".join(run("train", f"{__name__}:ShiftTrainer", "--help").out.split())
+    assert "What is added to the last state; neither a head nor an adapter." in shown
+    assert "for programmers" not in shown
+    assert "Train as in LoRA (arXiv:2106.09685)." in " ".join(run("train", "lora", "--help").out.split())
+
+
+class CommandTrainer(ShiftTrainer):
+    """The same, with a command that uses it."""
+
+    @classmethod
+    def command(cls, folder: Path, model: str | None) -> str:
+        return f"shifted {folder} of {model}"
+
+
+def test_only_a_trainer_knows_how_its_files_are_used(run: Command, tiny: Path, texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = run(*quick(f"{__name__}:ShiftTrainer", tiny, texts, out / "shift"))
+    assert "are now the likeliest ones" in " ".join(found.out.split())
+    assert "Use it" not in found.out
+    found = run(*quick(f"{__name__}:CommandTrainer", tiny, texts, out / "command"))
+    assert f"Use it: shifted {out / 'command'} of {tiny}" in " ".join(found.out.split())
 
 
 def test_what_is_not_finished_is_refused_by_name(tiny: Path, tmp_path: Path) -> None:

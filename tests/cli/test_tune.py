@@ -102,7 +102,7 @@ def test_a_signal_before_anything_was_measured(
         arrive(number)
         return 0.0
 
-    monkeypatch.setattr("paceline.tune.tuning.Trial.warm_up", interrupt)
+    monkeypatch.setattr("paceline.tune.tuning.TuningTrial.warm_up", interrupt)
     found = run("tune", "--prompts", prompts, *FAST)
     assert (found.code, found.line) == (code, words)
     assert "Interrupted" in found.out

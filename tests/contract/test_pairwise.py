@@ -19,7 +19,7 @@ from benchmarks.stand_ins import adapter_weights, random_head, write_shuffled_dr
 from paceline import LLM, SamplingParams, claims, registry
 from paceline.bench import bundled_prompts
 from paceline.config import RequestOutputKind
-from paceline.drafters.retrieval import Writer
+from paceline.drafters.retrieval import DatastoreWriter
 from paceline.llm import BUNDLED
 
 Config = dict[str, Any]
@@ -92,7 +92,7 @@ def store(llm: LLM, folder: Path) -> str:
     """What the target says to these prompts, as a datastore."""
     path = folder / "texts.datastore"
     if not path.exists():
-        with Writer(path, llm.tokenizer) as writer:
+        with DatastoreWriter(path, llm.tokenizer) as writer:
             for one in recorded(llm):
                 writer.add(one["prompt"] + one["continuation"])
                 writer.end_document()

@@ -13,7 +13,7 @@ from paceline.checkpoints import BUNDLED_FOLDER
 from paceline.controllers import StepTimes
 from paceline.controllers.auto import CostKey, Costs, CostStore
 from paceline.controllers.auto.choice import Beside, Forecast, choose
-from paceline.controllers.auto.costs import GRID, Curve, Line
+from paceline.controllers.auto.costs import GRID, Curve, DraftLine
 from paceline.models import load_runner
 from paceline.models.cpu import source_number
 
@@ -125,7 +125,7 @@ def test_what_a_busy_hour_raised_falls_again_at_points_that_nobody_visits() -> N
 
 @pytest.mark.parametrize(("fixed", "level"), [(1e-4, 1e-3), (0.0, 2e-3), (1e-3, 0.0)])
 def test_a_line_finds_both_its_parts(fixed: float, level: float) -> None:
-    line = Line()
+    line = DraftLine()
     line.observe(4, 1.0)  # the first call compiles
     for i in range(60):
         levels = 1 + i % 5
@@ -137,11 +137,11 @@ def test_a_line_finds_both_its_parts(fixed: float, level: float) -> None:
 @pytest.mark.parametrize("held_up", [2, 3])
 def test_a_draft_that_was_held_up_is_not_believed(held_up: int) -> None:
     """Else a drafter that seems twenty times as dear is never asked again."""
-    line = Line()
+    line = DraftLine()
     for count in (1, 2, 3):
         line.observe(4, 4e-3 * (20 if count == held_up else 1))
     assert line.at(4) < 2.6 * 4e-3
-    again = Line()
+    again = DraftLine()
     for seconds in (1.0, 4e-3, 4e-3):
         again.observe(4, seconds)
     assert again.at(4) == pytest.approx(4e-3)

@@ -6,24 +6,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, FinishedCanvas, decode
 from paceline.models import Call
 from tests.diffusion.toys import Independent
 
 
-def fill(toy: Any, config: Any, length: int = 12, prompt: Sequence[int] = (3, 4, 5), seed: int = 0) -> Outcome:
+def fill(toy: Any, config: Any, length: int = 12, prompt: Sequence[int] = (3, 4, 5), seed: int = 0) -> FinishedCanvas:
     return complete(
         toy, Canvas.of(prompt, length, mask_token_id=toy.mask_token_id, eos_token_ids=toy.eos_token_ids), config, seed
     )
 
 
-def complete(toy: Any, canvas: Canvas, config: Any, seed: int = 0) -> Outcome:
+def complete(toy: Any, canvas: Canvas, config: Any, seed: int = 0) -> FinishedCanvas:
     [outcome] = decode([canvas], toy, [ConfiguredMethod(config).parts(toy, canvas, seed=seed)])
     assert outcome.error is None, outcome.error
     return outcome
 
 
-def same(ours: Outcome, theirs: Outcome) -> bool:
+def same(ours: FinishedCanvas, theirs: FinishedCanvas) -> bool:
     """Canvas, order of commits, rounds of birth."""
     pairs = [(ours.canvas.tokens, theirs.canvas.tokens), (ours.trajectory.order, theirs.trajectory.order)]
     return all(np.array_equal(a, b) for a, b in [*pairs, (ours.canvas.born, theirs.canvas.born)])

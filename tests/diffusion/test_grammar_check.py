@@ -17,7 +17,7 @@ from lark import Lark, UnexpectedInput
 
 import paceline
 from paceline.checkpoints import Tokenizer
-from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, Parts, TokenTexts, decode
+from paceline.diffusion import Canvas, CanvasMethod, ConfiguredMethod, FinishedCanvas, TokenTexts, decode
 from paceline.errors import ConfigError, UnsatisfiableError
 from tests.diffusion.toys import Independent, Toy
 
@@ -77,7 +77,7 @@ class Endless(Rough):
         return rows
 
 
-def parts(toy: Toy, canvas: Canvas, config: dict[str, Any], seed: int = 0) -> Parts:
+def parts(toy: Toy, canvas: Canvas, config: dict[str, Any], seed: int = 0) -> CanvasMethod:
     return ConfiguredMethod({"method": "static", **config}).parts(toy, canvas, seed=seed, token_text=text_of)
 
 
@@ -85,14 +85,14 @@ def blank(length: int, prompt: tuple[int, ...] = ()) -> Canvas:
     return Canvas.of(prompt, length, mask_token_id=MASK, eos_token_ids=(END,))
 
 
-def run(toy: Toy, canvas: Canvas, config: dict[str, Any], seed: int = 0) -> tuple[Outcome, Any]:
+def run(toy: Toy, canvas: Canvas, config: dict[str, Any], seed: int = 0) -> tuple[FinishedCanvas, Any]:
     made = parts(toy, canvas, config, seed)
     [outcome] = decode([canvas], toy, [made])
     assert outcome.error is None, outcome.error
     return outcome, made.transition.check
 
 
-def written(outcome: Outcome, start: int | None = None) -> str:
+def written(outcome: FinishedCanvas, start: int | None = None) -> str:
     tokens = outcome.canvas.tokens[outcome.canvas.start if start is None else start :].tolist()
     stop = tokens.index(END) if END in tokens else len(tokens)
     assert set(tokens[stop:]) <= {END}

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, Outcome, Status, decode
-from paceline.diffusion.base import Plan, Transition
+from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, FinishedCanvas, Status, decode
+from paceline.diffusion.base import CanvasPass, Transition
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import Watched, fill, same
 from tests.diffusion.test_methods import END, config_of
 from tests.diffusion.toys import Independent, Joint, permutation, t4
 
 
-def run(toy, length: int, config, prompt=(), seed: int = 0) -> Outcome:
+def run(toy, length: int, config, prompt=(), seed: int = 0) -> FinishedCanvas:
     canvas = Canvas.of(prompt, length, mask_token_id=toy.mask_token_id)
     [outcome] = decode([canvas], toy, [ConfiguredMethod(config).parts(toy, canvas, seed=seed)])
     assert outcome.error is None
@@ -143,8 +143,8 @@ class Blind:
 
     exact = True
 
-    def plans(self, canvas: Canvas, block: range) -> list[Plan]:
-        return [Plan(np.arange(block.start))]
+    def plans(self, canvas: Canvas, block: range) -> list[CanvasPass]:
+        return [CanvasPass(np.arange(block.start))]
 
 
 def test_a_method_that_stands_still_is_ended_and_harms_no_other() -> None:
@@ -179,7 +179,7 @@ def confidences(step: Any) -> Any:
     return np.full(len(step.block), step.predictions.confidence[step.predictions.rows(np.array(known))].mean())
 
 
-def decoded(config: Any, kind: Any = "full", seed: int = 2) -> tuple[Outcome, Watched]:
+def decoded(config: Any, kind: Any = "full", seed: int = 2) -> tuple[FinishedCanvas, Watched]:
     toy = Watched(t4(kind, eos_token_ids=(END,), seed=seed))
     return fill(toy, config, 8, PROMPT), toy
 

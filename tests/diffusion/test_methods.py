@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, Outcome, decode, options_of, part
+from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, FinishedCanvas, decode, options_of, part
 from paceline.diffusion.catalogue import PARTS
 from paceline.diffusion.commit.learned import block_confidences
 from paceline.errors import ConfigError
@@ -54,7 +54,7 @@ def config_of(method: str, **more: Any) -> dict[str, Any]:
     return {"method": method, **blocks, **OPTIONS.get(method, {}), **more}
 
 
-def completed(toy: Any, canvas: Canvas, config: dict[str, Any]) -> Outcome:
+def completed(toy: Any, canvas: Canvas, config: dict[str, Any]) -> FinishedCanvas:
     try:
         return complete(toy, canvas, config)
     except ConfigError as error:
@@ -105,13 +105,13 @@ class Crowded:
         return [(1 + 0.01 * len(calls)) * logits for logits in self.inner.forward(calls)]
 
 
-def bit_for_bit(ours: Outcome, theirs: Outcome) -> bool:
+def bit_for_bit(ours: FinishedCanvas, theirs: FinishedCanvas) -> bool:
     """Canvas, order, probabilities and calls."""
     sure = np.array_equal(ours.canvas.confidence, theirs.canvas.confidence, equal_nan=True)
     return same(ours, theirs) and sure and ours.trajectory.calls == theirs.trajectory.calls
 
 
-def together_and_alone(toy: Any, config: dict[str, Any]) -> list[tuple[Outcome, Outcome]]:
+def together_and_alone(toy: Any, config: dict[str, Any]) -> list[tuple[FinishedCanvas, FinishedCanvas]]:
     """Texts of two lengths, sampled: each decoded beside the other, and alone."""
     ids = {"mask_token_id": toy.mask_token_id, "eos_token_ids": (END,)}
     canvases, method = [Canvas.of((3, 4, 6, 7), 8, **ids), Canvas.of((9,) * 8, 4, **ids)], ConfiguredMethod(config)
@@ -257,7 +257,7 @@ for toy in TOYS.values():
     toy.eos_token_ids = (1,)  # rules about ends have something to act on
 
 
-def decoded(name: str, config: dict[str, Any]) -> Outcome:
+def decoded(name: str, config: dict[str, Any]) -> FinishedCanvas:
     length, prompt = 4 if name == "T3" else 8, (3, 4, 5) if name == "T4" else ()
     return fill(TOYS[name], config, length, prompt)
 

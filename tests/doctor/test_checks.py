@@ -19,8 +19,8 @@ from paceline import LLM
 from paceline.checkpoints import Tokenizer
 from paceline.config import SpeculativeConfig
 from paceline.doctor import PassFacts, gather, visit
-from paceline.doctor.checks import CHECKS, break_even, chance_of, diagnose
-from paceline.doctor.facts import DraftedToken, DraftFacts, Facts, FormFacts, MachineFacts, ProbeFacts, TargetFacts
+from paceline.doctor.checks import CHECKS, Diagnosis, break_even, chance_of, diagnose
+from paceline.doctor.facts import DraftFacts, FormFacts, MachineFacts, ProbedToken, ProbeFacts, SetupFacts, TargetFacts
 from paceline.doctor.gather import draft_names
 from paceline.llm import BUNDLED
 
@@ -29,13 +29,13 @@ PROMPTS = ["One day, a little girl named Lily found a needle", "Q: Tom has 3 app
 WORDS = Tokenizer.load(TARGET)
 
 
-def guesses(number: int, rate: float, *, confidence: float = 0.6) -> list[DraftedToken]:
+def guesses(number: int, rate: float, *, confidence: float = 0.6) -> list[ProbedToken]:
     """Guesses of which a share stands; tokens are all different, so that chance is 0."""
     hits = [int((i + 1) * rate) > int(i * rate) for i in range(number)]
-    return [DraftedToken(1, 2 * i if hit else 2 * i + 1, 2 * i, hit, confidence) for i, hit in enumerate(hits)]
+    return [ProbedToken(1, 2 * i if hit else 2 * i + 1, 2 * i, hit, confidence) for i, hit in enumerate(hits)]
 
 
-def probe(found: list[DraftedToken] | None = None, **changes: Any) -> ProbeFacts:
+def probe(found: list[ProbedToken] | None = None, **changes: Any) -> ProbeFacts:
     fine = {"drafter": "draft_model", "kind": "model", "draft_seconds": 1e-3, "target_seconds": {1: 10e-3, 5: 11e-3}}
     return ProbeFacts(**{**fine, "drafted_tokens": guesses(40, 0.6) if found is None else found, **changes})
 
@@ -59,7 +59,7 @@ MODEL = TargetFacts(
     sampling={"temperature": 0.0},
 )
 PASSES = PassFacts(passes="compiled", processor="x, 8 CPUs", instructions="AVX2")
-FINE = Facts(
+FINE = SetupFacts(
     machine=MACHINE,
     target=MODEL,
     passes=PASSES,
@@ -96,19 +96,19 @@ def other_merges(found: dict[str, Any]) -> None:
     found["model"]["merges"] = found["model"]["merges"][: len(found["model"]["merges"]) // 2]
 
 
-def with_machine(**changes: Any) -> Callable[[Path], Facts]:
+def with_machine(**changes: Any) -> Callable[[Path], SetupFacts]:
     return lambda tmp: replace(FINE, machine=replace(MACHINE, **changes))
 
 
-def with_target(**changes: Any) -> Callable[[Path], Facts]:
+def with_target(**changes: Any) -> Callable[[Path], SetupFacts]:
     return lambda tmp: replace(FINE, target=replace(MODEL, **changes))
 
 
-def with_probe(found: list[DraftedToken] | None = None, **changes: Any) -> Callable[[Path], Facts]:
+def with_probe(found: list[ProbedToken] | None = None, **changes: Any) -> Callable[[Path], SetupFacts]:
     return lambda tmp: replace(FINE, probes=[probe(found, **changes)])
 
 
-def with_draft(change: Callable[[dict[str, Any]], None] = nothing, **named: Any) -> Callable[[Path], Facts]:
+def with_draft(change: Callable[[dict[str, Any]], None] = nothing, **named: Any) -> Callable[[Path], SetupFacts]:
     return lambda tmp: replace(FINE, drafts=[DraftFacts(name="other", tokenizer=tokenizer_with(tmp, change, **named))])
 
 
@@ -117,16 +117,16 @@ def forms(passes: str, one: float, eight: float, dtype: str = "bfloat16") -> For
     return FormFacts(passes=passes, dtype=dtype, seconds={1: one / 1e3, 8: eight / 1e3})
 
 
-def with_passes(**changes: Any) -> Callable[[Path], Facts]:
+def with_passes(**changes: Any) -> Callable[[Path], SetupFacts]:
     return lambda tmp: replace(FINE, passes=replace(PASSES, **changes))
 
 
-def with_template(template: str | None) -> Callable[[Path], Facts]:
+def with_template(template: str | None) -> Callable[[Path], SetupFacts]:
     return with_draft(chat_template=template)
 
 
 TEMPLATE = json.loads((DRAFT / "tokenizer_config.json").read_text()).get("chat_template")
-FAULTS: list[tuple[str, str, Callable[[Path], Facts]]] = [
+FAULTS: list[tuple[str, str, Callable[[Path], SetupFacts]]] = [
     (
         "versions",
         "torch is 2.4.0, but >=2.11 is needed",
@@ -180,12 +180,12 @@ FAULTS: list[tuple[str, str, Callable[[Path], Facts]]] = [
 ]
 
 
-def lines(facts: Facts, name: str) -> list[str]:
+def lines(facts: SetupFacts, name: str) -> list[str]:
     return [f"{one.what}; {one.do}" for check, one in diagnose(facts).findings if check == name]
 
 
 @pytest.mark.parametrize(("name", "words", "make"), FAULTS, ids=[f"{name}-{words[:24]}" for name, words, _ in FAULTS])
-def test_a_check_fires(name: str, words: str, make: Callable[[Path], Facts], tmp_path: Path) -> None:
+def test_a_check_fires(name: str, words: str, make: Callable[[Path], SetupFacts], tmp_path: Path) -> None:
     found = lines(make(tmp_path), name)
     assert any(words in line for line in found), found
 
@@ -231,7 +231,7 @@ def test_few_guesses_prove_nothing() -> None:
 
 
 def test_a_target_that_repeats_itself_is_no_fault_of_the_drafter() -> None:
-    assert lines(with_probe([DraftedToken(1, 5, 5, True, 0.9)] * 40)(Path()), "acceptance") == []
+    assert lines(with_probe([ProbedToken(1, 5, 5, True, 0.9)] * 40)(Path()), "acceptance") == []
 
 
 def test_on_a_gpu_the_cpus_matter_less() -> None:
@@ -246,10 +246,10 @@ def test_break_even_solves_the_balance() -> None:
 
 
 def test_chance_is_agreement_at_other_places() -> None:
-    same = [DraftedToken(1, 7, 7, True, 0.5)] * 10
+    same = [ProbedToken(1, 7, 7, True, 0.5)] * 10
     assert chance_of(same) == 1.0
     assert chance_of(guesses(40, 1.0)) == 0.0
-    half = [DraftedToken(1, i % 2, i % 2, True, 0.5) for i in range(1000)]
+    half = [ProbedToken(1, i % 2, i % 2, True, 0.5) for i in range(1000)]
     assert chance_of(half) == pytest.approx(0.5, abs=0.01)
 
 
@@ -329,12 +329,24 @@ def test_the_bundled_pair_is_fine(llm: LLM) -> None:
 def test_long_parts_are_told(llm: LLM) -> None:
     told: list[tuple[str, int, int]] = []
     visit(llm, {"method": "ngram"}, PROMPTS[:1], lambda *one: told.append(one))
-    assert told == [
-        ("probing drafters", 0, 1),
-        ("probing drafters", 1, 1),
-        ("timing passes", 0, 1),
-        ("timing passes", 1, 1),
-    ]
+    stages = ("looking at the machine", "timing passes", "probing drafters")
+    assert told == [(stage, done, 1) for stage in stages for done in (0, 1)]
+
+
+def test_each_check_ends_in_one_stage_and_is_told_there(llm: LLM) -> None:
+    told: list[Diagnosis] = []
+    whole = visit(llm, {"method": "nothing of this name"}, PROMPTS[:1], told=told.append)
+    assert [name for part in told for name in part.asked] == [check.name for check in CHECKS]
+    assert [part for part in told if "setup" in part.asked] == [told[-1]]  # where the method fails
+    assert [finding for part in told for finding in part.findings] == list(whole.diagnosis.findings)
+
+
+def test_a_drafter_that_auto_leaves_out_is_no_fault(llm: LLM) -> None:
+    slow = with_probe(draft_seconds=12e-3)(Path())
+    assert not diagnose(slow).healthy
+    assert diagnose(replace(slow, automatic=True)).healthy
+    assert visit(llm, {"method": "auto"}, PROMPTS[:1]).facts.automatic
+    assert not visit(llm, {"method": "ngram"}, PROMPTS[:1]).facts.automatic
 
 
 def test_a_draft_with_another_tokenizer(llm: LLM, tmp_path: Path) -> None:
@@ -377,8 +389,8 @@ def test_a_draft_that_is_not_there(llm: LLM, tmp_path: Path) -> None:
 
 def test_plain_decoding_has_no_drafter_to_probe(llm: LLM) -> None:
     found = visit(llm, None, PROMPTS)
-    assert found.facts.probes == []
-    assert found.facts.drafts == []
+    assert not found.facts.probes
+    assert not found.facts.drafts
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import pytest
 from datastores import Numbers, write
 from safetensors.numpy import load_file
 
-from paceline.drafters.retrieval import Datastore, Sources, Writer, build_datastore
+from paceline.drafters.retrieval import Datastore, DatastoreWriter, Sources, build_datastore
 from paceline.drafters.retrieval.datastore import ROOM
-from paceline.drafters.retrieval.datastore_build import Piece
+from paceline.drafters.retrieval.datastore_build import TextPiece
 from paceline.drafters.retrieval.suffix_arrays import suffix_array
 from paceline.errors import ConfigError, DrafterError, PromptError
 
@@ -54,7 +54,7 @@ def test_of_two_writers_at_once_one_gets_the_name(tmp_path: Path, monkeypatch: p
     if not links:
         monkeypatch.setattr("os.link", none)
     path, numbers = tmp_path / "both", Numbers()
-    with Writer(path, numbers, overwrite=False) as one, Writer(path, numbers, overwrite=False) as two:
+    with DatastoreWriter(path, numbers, overwrite=False) as one, DatastoreWriter(path, numbers, overwrite=False) as two:
         one.add([1, 2, 3])
         two.add([4, 5, 6, 7])
         two.finish(1)
@@ -63,7 +63,7 @@ def test_of_two_writers_at_once_one_gets_the_name(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == [path]
     Datastore(path).check()
     assert Datastore(path).header.tokens == 4
-    with Writer(path, numbers) as third:
+    with DatastoreWriter(path, numbers) as third:
         third.add([1])
         third.finish(1)
     assert Datastore(path).header.tokens == 1
@@ -162,7 +162,7 @@ def test_changed_content_shows_in_the_sum(path: Path) -> None:
 def test_a_writer_leaves_nothing_behind_when_it_fails(tmp_path: Path) -> None:
     path = tmp_path / "c"
     path.write_text("precious")
-    with Writer(path, Numbers()) as writer:  # never finished
+    with DatastoreWriter(path, Numbers()) as writer:  # never finished
         writer.add([1, 2, 3])
     with pytest.raises(DrafterError, match="no text"):
         write(path, [[], []])
@@ -181,8 +181,8 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from datastores import Numbers
-from paceline.drafters.retrieval.datastore_build import Writer
-with Writer(Path(sys.argv[1]), Numbers()) as writer:
+from paceline.drafters.retrieval.datastore_build import DatastoreWriter
+with DatastoreWriter(Path(sys.argv[1]), Numbers()) as writer:
     writer.add([1, 2, 3])
     os._exit(9)
 """
@@ -197,7 +197,7 @@ def test_what_a_killed_build_left_is_cleared_by_the_next_one(tmp_path: Path) -> 
     (left,) = tmp_path.iterdir()
     other = tmp_path / "b.datastore.01234567.part"
     other.touch()
-    with Writer(path, Numbers()) as live:
+    with DatastoreWriter(path, Numbers()) as live:
         assert not left.exists()
         (writing,) = [one for one in tmp_path.iterdir() if one != other]
         write(path, [[1, 2, 3]])
@@ -235,7 +235,7 @@ def test_progress_reaches_the_end(tmp_path: Path) -> None:
     assert (header.tokens, header.documents) == (4, 1)
 
 
-def texts(pieces: list[Piece]) -> list[str]:
+def texts(pieces: list[TextPiece]) -> list[str]:
     """Whole documents."""
     found, text = [], ""
     for piece in pieces:

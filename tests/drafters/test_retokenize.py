@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.checkpoints import Tokenizer, encoder_of, whole_characters
-from paceline.drafters.vocab.retokenize import LONGEST_PIECE, Reading, Retokenizer, cut_of
+from paceline.drafters.vocab.retokenize import LONGEST_PIECE, Retokenizer, TextReading, cut_of
 from paceline.drafters.vocab.vocabularies import shared_tokens
 from paceline.llm import BUNDLED
 
@@ -38,7 +38,7 @@ def between(other: Tokenizer) -> Retokenizer:
     return Retokenizer(SOURCE, other, shared_tokens(SOURCE, other).specials)
 
 
-def tokens(reading: Reading) -> list[int]:
+def tokens(reading: TextReading) -> list[int]:
     return [*reading.done, *reading.open]
 
 

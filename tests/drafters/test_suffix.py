@@ -161,7 +161,9 @@ def test_what_is_drafted_follows_from_the_counts() -> None:
         tail = [99, *(int(t) for t in rng.permutation(6)[:4])]  # nothing to copy from the text itself
         tree = drafted(drafter, tail)
         drafts += len(tree) > 0
-        assert not len(tree) or any(explained(texts, tail[-match:], tree, drafter.desk.scarce) for match in range(1, 5))
+        assert not len(tree) or any(
+            explained(texts, tail[-match:], tree, drafter.workspace.scarce) for match in range(1, 5)
+        )
     assert drafts > 40
 
 
@@ -195,9 +197,9 @@ def test_the_explanation_is_rejected_for_other_tokens() -> None:
     drafter = make()
     teach(drafter, [], [1, 2, 3, 4])
     tree = drafted(drafter, [99, 1, 2])
-    assert explained([[1, 2, 3, 4]], [1, 2], tree, drafter.desk.scarce)
-    assert not explained([[1, 2, 3, 5]], [1, 2], tree, drafter.desk.scarce)
-    assert not explained([[1, 2, 3, 4], [1, 2, 3, 4]], [1, 2], tree, drafter.desk.scarce)
+    assert explained([[1, 2, 3, 4]], [1, 2], tree, drafter.workspace.scarce)
+    assert not explained([[1, 2, 3, 5]], [1, 2], tree, drafter.workspace.scarce)
+    assert not explained([[1, 2, 3, 4], [1, 2, 3, 4]], [1, 2], tree, drafter.workspace.scarce)
 
 
 def test_tables_are_kept_on_disk(tmp_path: Path) -> None:

@@ -216,19 +216,19 @@ def test_a_depth_outside_its_range_is_rejected(depth: int) -> None:
 def test_a_tree_that_is_written_and_stepped_is_the_one_that_grows() -> None:
     rng, drafter = np.random.default_rng(3), SuffixDrafter(DrafterArgs(vocab_size=8, index=0, max_context=1000))
     grown, stepped, past = SuffixTree(24), SuffixTree(24), SuffixTree(24)
-    desk, drafts = drafter.desk, 0
-    desk.limits[NODES], desk.limits[LEVELS] = 8, 8
+    workspace, drafts = drafter.workspace, 0
+    workspace.limits[NODES], workspace.limits[LEVELS] = 8, 8
     for count in rng.integers(0, 9, 200).tolist():
         tokens = rng.integers(0, 3, count).tolist()
         grown.grow(ints(tokens))
         size = grown.size
-        expected = step(grown.record, size, size, past.record, 0, drafter.record, 8, 8), desk.best.copy()
+        expected = step(grown.record, size, size, past.record, 0, drafter.record, 8, 8), workspace.best.copy()
         made = step(stepped.record, stepped.write(tokens), stepped.size, past.record, 0, drafter.record, 8, 8)
         assert made == expected[0]
-        assert np.array_equal(desk.best[1 : made + 1], expected[1][1 : made + 1])
-        assert np.array_equal(desk.tokens[:made], desk.best[1 : made + 1, TOKEN])
-        assert np.array_equal(desk.parents[:made], desk.best[1 : made + 1, ABOVE] - 1)
-        assert np.array_equal(desk.chances[:made], desk.best_f[1 : made + 1, CHANCE].astype(np.float32))
+        assert np.array_equal(workspace.best[1 : made + 1], expected[1][1 : made + 1])
+        assert np.array_equal(workspace.tokens[:made], workspace.best[1 : made + 1, TOKEN])
+        assert np.array_equal(workspace.parents[:made], workspace.best[1 : made + 1, ABOVE] - 1)
+        assert np.array_equal(workspace.chances[:made], workspace.best_f[1 : made + 1, CHANCE].astype(np.float32))
         drafts += made
         assert stepped.size == grown.size
     assert counts(stepped) == counts(grown)

@@ -17,7 +17,7 @@ from toys import ToyRunner
 from paceline.assembly import build_parts
 from paceline.config import SpeculativeConfig
 from paceline.drafters import DrafterArgs
-from paceline.drafters.common.tables import Arrays, Tables
+from paceline.drafters.common.tables import Arrays, TenantTables
 from paceline.drafters.diffusion.trigram_counts import SMALLEST, TrigramCounts
 from paceline.drafters.lookup.aded import TrigramTable
 from paceline.drafters.lookup.token_recycling import CandidateTable
@@ -48,9 +48,9 @@ def args(vocab: int = 11, words: str = "abc") -> DrafterArgs:
 
 def make(
     folder: Path | None = None, *, shared: bool = False, most: int = 4, given: DrafterArgs | None = None
-) -> Tables[Counts]:
+) -> TenantTables[Counts]:
     where = None if folder is None else str(folder)
-    return Tables("counts", given or args(), Counts, folder=where, shared=shared, max_tenants=most)
+    return TenantTables("counts", given or args(), Counts, folder=where, shared=shared, max_tenants=most)
 
 
 def test_tenants_are_kept_apart_unless_shared() -> None:
@@ -140,7 +140,7 @@ def test_saving_needs_a_folder(tmp_path: Path) -> None:
     with pytest.raises(DrafterError, match="cannot be written"):
         make().save(tmp_path / "file" / "below")
     with pytest.raises(ConfigError, match="tables must be a folder"):
-        Tables("counts", args(), Counts, folder="")
+        TenantTables("counts", args(), Counts, folder="")
 
 
 def test_a_folder_that_cannot_be_is_rejected_before_anything_is_learned(tmp_path: Path) -> None:
@@ -269,16 +269,16 @@ def taught(kind: str, size: int) -> Any:
     return table
 
 
-def saved(kind: str, size: int, folder: Path, words: str = "abc") -> Tables[Any]:
+def saved(kind: str, size: int, folder: Path, words: str = "abc") -> TenantTables[Any]:
     """Tables in a file, read again."""
-    return Tables(kind, args(size, words), partial(KINDS[kind], size), folder=str(folder))
+    return TenantTables(kind, args(size, words), partial(KINDS[kind], size), folder=str(folder))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_model_with_more_rows_learned_is_read_without_ids_that_are_no_tokens(kind: str, tmp_path: Path) -> None:
     for size in (WIDE, NARROW):  # the second is the control: its last id is a token
         folder = tmp_path / str(size)
-        wide = Tables(kind, args(size), lambda size=size: taught(kind, size), folder=str(folder))  # type: ignore[misc]
+        wide = TenantTables(kind, args(size), lambda size=size: taught(kind, size), folder=str(folder))  # type: ignore[misc]
         wide.of("")
         wide.save()
     cut, whole = ({n: a.tolist() for n, a in saved(kind, NARROW, tmp_path / str(size)).of("").to_arrays().items()}
@@ -299,8 +299,8 @@ def test_what_a_model_with_more_rows_learned_is_read_without_ids_that_are_no_tok
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_size_is_no_damage_and_damage_is_found(kind: str, tmp_path: Path) -> None:
-    unknown = Tables(kind, args(WIDE, ""), lambda: taught(kind, WIDE), folder=str(tmp_path / "unknown"))
-    torn = Tables(kind, args(NARROW), lambda: taught(kind, WIDE), folder=str(tmp_path / "torn"))
+    unknown = TenantTables(kind, args(WIDE, ""), lambda: taught(kind, WIDE), folder=str(tmp_path / "unknown"))
+    torn = TenantTables(kind, args(NARROW), lambda: taught(kind, WIDE), folder=str(tmp_path / "torn"))
     for tables in (unknown, torn):
         tables.of("")
         tables.save()

@@ -17,7 +17,7 @@ from paceline.controllers.auto import Costs
 from paceline.engine import Probe, Request, StepRecord, watching
 from paceline.engine.cache_room import Room
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.sequence import Sequence as Decoding
+from paceline.engine.sequence import DecodingSequence
 from paceline.models.state.window_slots import BLOCK
 
 PROMPTS = [[20 + i, 7, 8, 9, 30 + i] * (2 + i) for i in range(5)]
@@ -75,7 +75,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     keys: list[int] = []
     pause = Scheduler.pause
 
-    def noting(self: Scheduler, sequence: Decoding) -> None:
+    def noting(self: Scheduler, sequence: DecodingSequence) -> None:
         active = self.active()
         assert sequence.key == max(one.key for one in active)
         keys.append(sequence.key)
@@ -183,7 +183,7 @@ def test_resuming_from_the_prompt_alone_fails(
 ) -> None:
     pause = Scheduler.pause
 
-    def forgetful(self: Scheduler, sequence: Decoding) -> None:
+    def forgetful(self: Scheduler, sequence: DecodingSequence) -> None:
         pause(self, sequence)
         del sequence.context.tokens[len(sequence.request.prompt_ids) :]
 
@@ -239,7 +239,7 @@ def test_a_paused_request_can_be_cancelled(folder: str, ample: LLM, pauses: list
         llm.engine.add(one)
     while not llm.engine.scheduler.paused:
         llm.engine.step()
-    gone = llm.engine.scheduler.paused[-1][0]
+    gone = llm.engine.scheduler.paused[-1].first
     llm.engine.abort(gone.request.id)
     assert gone.output.finish_reason == "abort"
     while llm.engine.has_work:

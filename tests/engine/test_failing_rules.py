@@ -21,7 +21,7 @@ from toys import ToyRunner
 
 from paceline import LLM, AsyncLLM, SamplingParams, grammar
 from paceline.config import EngineConfig
-from paceline.engine import Engine
+from paceline.engine import Engine, Request
 from paceline.sampling import LogitRule, Rules
 from paceline.sampling.steering import Steering
 from paceline.tree import EMPTY_TREE, TokenTree
@@ -325,6 +325,30 @@ def test_a_text_that_the_tokenizer_cannot_read_ends_its_request(prompt: list[int
     assert fine.outputs[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize("unreadable", [9, None], ids=["unreadable", "control"])
+def test_a_token_whose_name_cannot_be_made_is_in_the_stream_as_in_the_output(unreadable: int | None) -> None:
+    """Token 9, which the third step brings; only its name, which logprobs show, is made."""
+    params = greedy(logprobs=0, detokenize=False, logit_bias={0: -100.0, 9: 60.0}, logits_processors=[third])
+    live = _reading(letters() if unreadable is None else Unreadable(unreadable))
+    request = Request("r", None, [1, 2], params, 7, 8)
+    live.add(request)
+    chunks = [chunk for _ in iter(lambda: live.has_work, False) for chunk in live.step()]
+    (output,) = request.outputs
+    assert [token for chunk in chunks for token in chunk.token_ids] == output.token_ids
+    assert len(output.logprobs or ()) == len(output.token_ids) == request.metrics.num_generation_tokens
+    assert output.cumulative_logprob == sum(
+        entry[token].logprob for entry, token in zip(output.logprobs or (), output.token_ids, strict=True)
+    )
+    assert [chunk.finish_reason for chunk in chunks][-1] == output.finish_reason
+    wanted = ("error", 3) if unreadable is not None else ("length", 8)
+    assert (output.finish_reason, len(output.token_ids), output.token_ids[2]) == (*wanted, 9)
+
+
+def third(output: list[int], row: torch.Tensor) -> torch.Tensor:
+    """Forbids token 9 before the third."""
+    return row if len(output) >= 2 else row.index_fill(0, torch.tensor([9]), -math.inf)
+
+
 def _reading(tokenizer: Any) -> Engine:
     made = bare_engine(ToyRunner(VOCAB, order=2))
     return Engine(made.parts, EngineConfig(), tokenizer=tokenizer, eos_ids=(0,))
@@ -332,7 +356,7 @@ def _reading(tokenizer: Any) -> Engine:
 
 def test_requests_end_even_where_their_text_cannot_be_made() -> None:
     """Cancelled, and after a step that raised."""
-    for end in (lambda live: live.abort("one"), lambda live: live.fail(RuntimeError("cut short"))):
+    for end in (lambda live: live.abort("one"), lambda live: live.fail_started(RuntimeError("cut short"))):
         live = _reading(Unreadable(9))
         (request,) = [_running(live)]
         end(live)

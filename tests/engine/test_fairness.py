@@ -233,15 +233,15 @@ def test_long_prompts_are_read_in_short_pieces_while_another_waits_or_may_come(m
         shares = Shares()
         shares.turn({"a": 1})
         shares.count({"a": 512}, 512 * seconds, {}, 0.0)
-        assert shares.piece(512) == 512, "nobody waits"
+        assert shares.prefill_quota(512) == 512, "nobody waits"
         shares.turn({"a": 1, "b": 1})
-        assert shares.piece(512) == first, "of b, which waits for its first token"
+        assert shares.prefill_quota(512) == first, "of b, which waits for its first token"
         shares.count({}, 0.0, {"b": Decoded(1, 1)}, 0.1)
         shares.turn({"a": 1, "b": 1})
-        assert shares.piece(512) == several
-        assert shares.piece(4) <= 4
+        assert shares.prefill_quota(512) == several
+        assert shares.prefill_quota(4) <= 4
         shares.turn({"a": 1})
         now += 50.0
-        assert shares.piece(512) == several
+        assert shares.prefill_quota(512) == several
         now += 20.0
-        assert shares.piece(512) == 512
+        assert shares.prefill_quota(512) == 512

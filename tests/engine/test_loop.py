@@ -122,6 +122,15 @@ def test_outputs_of_one_request_differ_and_share_the_prompt() -> None:
     assert runner.fed < 6 + 4 * 16 + 1  # the prompt was fed once
 
 
+def test_steps_are_counted_for_each_output() -> None:
+    live, passes = engine(ToyRunner(16, order=2)), list[int]()
+    live.watchers.append(lambda record: passes.append(len(record.sequences)))
+    (request,) = run(live, PROMPTS[:1], SamplingParams(temperature=1.0, max_tokens=6, ignore_eos=True, n=3))
+    assert passes == [3] * 6
+    assert request.metrics.num_steps == 18
+    assert request.metrics.mean_acceptance_length == 1.0
+
+
 def test_logprobs_are_the_models_own_under_drafts() -> None:
     runner = ToyRunner(16, order=None)
     params = SamplingParams(temperature=0.7, top_k=3, max_tokens=20, logprobs=3, ignore_eos=True, logit_bias={2: 5.0})

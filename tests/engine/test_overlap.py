@@ -19,7 +19,9 @@ from paceline import registry
 from paceline.config import SamplingParams
 from paceline.drafters import Ahead, DraftedToken, DrafterArgs
 from paceline.drafters.draft_model.pearl import PearlDrafter
+from paceline.engine import step_clock
 from paceline.engine.overlap import SCORING_ALONE, AheadTask, DraftingAhead, Helper, with_longer_draft, with_none
+from paceline.engine.step_clock import StepClock
 from paceline.errors import DrafterError
 from paceline.sampling import KeyedDraws
 from paceline.tree import EMPTY_TREE, TokenTree
@@ -93,8 +95,19 @@ def test_both_go_on_at_the_same_time_and_the_end_waits() -> None:
         scored.set()
     assert worked.is_set()
     assert sorted(around.longer) == [0, 1]
-    assert around.billed((1.0,), 0.5) == (1.5,)
-    assert SCORING_ALONE.billed((1.0,), 0.5) == (1.0,)
+    assert (around.waits_for, SCORING_ALONE.waits_for) == (0, None)
+
+
+@pytest.mark.parametrize(("waited_for", "drafting"), [(None, [1.0, 2.0]), (0, [1.5, 2.0]), (1, [1.0, 2.5])])
+def test_what_the_verdicts_wait_for_is_time_of_the_drafter(
+    waited_for: int | None, drafting: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, now = StepClock(), iter([10.0, 12.0, 12.5])
+    monkeypatch.setattr(step_clock, "perf_counter", lambda: next(now))
+    clock.drafted((1.0, 2.0), (0.0, 0.0))
+    clock.scored()
+    clock.joined(waited_for)
+    assert clock.drafting == drafting
 
 
 def test_an_error_of_the_pass_waits_for_the_work_too(threads: int) -> None:
@@ -188,7 +201,7 @@ def test_ctrl_c_at_any_bytecode_leaves_nothing_behind(threads: int) -> None:
         try:
             run(made, prompts, GREEDY)
         except KeyboardInterrupt:
-            made.fail(KeyboardInterrupt())
+            made.fail_started(KeyboardInterrupt())
             raise
 
     def fresh() -> tuple[Any, ToyRunner]:

@@ -18,7 +18,7 @@ from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.engine import Engine, Request, Turns
 from paceline.engine.plain_loop import decode_plainly
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.sequence import Sequence as Decoding
+from paceline.engine.sequence import DecodingSequence
 from paceline.errors import CapabilityError
 from paceline.search import SearchConfig, run_searches
 
@@ -83,7 +83,7 @@ def test_a_drafter_of_trees_is_left_out(
 def test_sequences_that_make_way_come_back(reference: HybridReference, monkeypatch: pytest.MonkeyPatch) -> None:
     paused, pause = list[int](), Scheduler.pause
 
-    def noting(self: Scheduler, sequence: Decoding) -> None:
+    def noting(self: Scheduler, sequence: DecodingSequence) -> None:
         paused.append(sequence.key)
         pause(self, sequence)
 

@@ -196,7 +196,7 @@ def test_a_step_that_was_cut_short_says_nothing() -> None:
     live = engine(runner, [Guess(runner)], controller=controller)
     (first,) = requests_of(live, PROMPTS[:1], each(20))
     live.step()
-    live.fail(KeyboardInterrupt())
+    live.fail_started(KeyboardInterrupt())
     assert first.outputs[0].finish_reason == "error"
     assert controller.names() == "psf"
     controller.calls.clear()
@@ -272,6 +272,77 @@ def test_an_error_of_the_controller_ends_its_drafting_and_the_text_stays(
     ]
     assert not any(request.metrics.dropped_drafters for request in found)
     assert live.parts.controller is not controller
+
+
+class Asking(Guess):
+    """Asks the budget before it drafts, and may fail behind that."""
+
+    def __init__(self, runner: ToyRunner, *, fails: bool = False) -> None:
+        super().__init__(runner)
+        self.fails = fails
+
+    def propose(self, states: list[Context], budgets: list[Budget], so_far: list[TokenTree]) -> list[TokenTree]:
+        assert all(budget.go_on(2, 0.5, None) for budget in budgets)
+        return broken() if self.fails else super().propose(states, budgets, so_far)
+
+
+class BrokenOnThird:
+    """A `go_on` that is an object, and fails for one request alone."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, depth: int, confidence: float, features: object) -> bool:
+        return True if self.number != 2 else broken()
+
+
+class Bounds(Notes):
+    """Its budgets have functions of their own."""
+
+    def __init__(self, steps: int, **functions: Any) -> None:
+        super().__init__(steps)
+        self.functions = functions
+
+    def plan(self, signals: Sequence[Signal]) -> Plan:
+        plan = super().plan(signals)
+        made = [
+            {name: function(i) if isinstance(function, type) else function for name, function in self.functions.items()}
+            for i in range(len(signals))
+        ]
+        rows = zip(plan.budgets, made, strict=True)
+        return replace(plan, budgets=[[replace(budget, **each) for budget in row] for row, each in rows])
+
+
+@pytest.mark.parametrize("functions", [{"needed": broken}, {"go_on": broken}, {"go_on": BrokenOnThird}])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_an_error_of_a_budgets_function_is_the_controllers_and_not_the_drafters(
+    steps: int, functions: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("paceline"), "propagate", True)
+    runner, controller = ToyRunner(16, order=None), Bounds(steps, **functions)
+    live = engine(runner, [Asking(runner)], controller=controller)
+    with caplog.at_level(logging.WARNING, "paceline.engine"):
+        found = run(live, PROMPTS, each(9, 20, 13, 5))
+    assert tokens(found) == [[runner.greedy(p, n)] for p, n in zip(PROMPTS, (9, 20, 13, 5), strict=True)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "controller notes failed to bound a draft (Raises: on purpose); decoding goes on without drafts"
+    ]
+    assert not any(request.metrics.dropped_drafters for request in found)
+    assert live.parts.controller is not controller
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_error_behind_a_budgets_function_is_the_drafters(fails: bool) -> None:
+    def always(*_: Any) -> bool:
+        return True
+
+    runner, controller = ToyRunner(16, order=None), Bounds(3, go_on=always, needed=always)
+    live = engine(runner, [Asking(runner, fails=fails)], controller=controller)
+    found = run(live, PROMPTS, GREEDY)
+    assert tokens(found) == [[runner.greedy(prompt, 20)] for prompt in PROMPTS]
+    assert all(("guess" in request.metrics.dropped_drafters) == fails for request in found)
+    assert any(request.metrics.num_drafts for request in found) != fails
+    assert live.parts.controller is controller
 
 
 def test_an_error_in_words_is_the_controllers_too(

@@ -459,7 +459,7 @@ def test_caches_follow_every_life_of_a_sequence(given: dict[str, Any]) -> None:
 
     target, second, live = fresh()
     run_some(live, params)
-    live.fail(RuntimeError("cut short"))
+    live.fail_started(RuntimeError("cut short"))
     assert target.open_caches == second.open_caches == 0
     assert not live.has_work
 

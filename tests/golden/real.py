@@ -22,7 +22,7 @@ from benchmarks.stand_ins import adapter_weights, random_head, written_adapter
 from paceline import LLM, SamplingParams, registry
 from paceline.bench import smollm2_folder
 from paceline.bench.machine import machine_facts
-from paceline.drafters.retrieval import Writer
+from paceline.drafters.retrieval import DatastoreWriter
 from paceline.llm import BUNDLED
 
 TOKENS, NUMBER, THREADS, WIDTH, VOCAB = 48, 4, 2, 576, 49152
@@ -98,7 +98,7 @@ def found(golden: Any) -> dict[str, Any]:
     }
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
-        with Writer(folder / "texts.datastore", plain.tokenizer) as writer:
+        with DatastoreWriter(folder / "texts.datastore", plain.tokenizer) as writer:
             for ids, out in list(zip(prompts, outputs, strict=True))[::2]:
                 writer.add([*ids, *out.outputs[0].token_ids])
                 writer.end_document()

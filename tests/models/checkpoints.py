@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from paceline.checkpoints.families import FAMILIES, MULTIMODAL
+
 Tensors = dict[str, torch.Tensor]
 Rewrite = Callable[[Tensors], Tensors]
 
@@ -99,10 +101,12 @@ class Case:
     """One checkpoint.
 
     Attributes:
-        model_type: of transformers.
-        new: keyword arguments of the configuration, in today's names.
-        old: what an older `config.json` says, written by hand.
+        model_type: of the family.
+        new: keyword arguments of the configuration of transformers, in today's names.
+        old: what an older `config.json` says, written by hand; of `OLD`, what its family calls otherwise.
         keys: turns the module's tensors into an older file's.
+        oracle: gives the class of the transformers model that computes the same, where transformers lacks the family;
+            then all files are those of `old` and `keys`.
         by_length: the rotary angles depend on the length, so that a cache remembers how it was filled.
     """
 
@@ -110,6 +114,7 @@ class Case:
     new: Mapping[str, Any] = field(default_factory=dict)
     old: Mapping[str, Any] = field(default_factory=dict)
     keys: Rewrite = same
+    oracle: Callable[[], Any] | None = None
     by_length: bool = False
 
 
@@ -350,6 +355,9 @@ def oracle(name: str) -> Any:
         vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
         config = AutoConfig.for_model("gemma3", **case.new, vision_config=vision | {"image_size": 28, "patch_size": 14})
         model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
+    elif case.oracle is not None:
+        made = case.oracle()
+        model = made(made.config_class(**{**SIZES, **case.new}, attn_implementation="eager"))
     else:
         config = AutoConfig.for_model(case.model_type, **{**SIZES, **case.new})
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -369,10 +377,21 @@ def perturb(model: Any, seed: int = 0) -> Any:
     return model
 
 
+def old_config(name: str) -> dict[str, Any]:
+    """The config.json that is written by hand."""
+    case = CASES[name]
+    if case.model_type in MULTIMODAL:
+        return {"model_type": case.model_type, **case.old}
+    own = FAMILIES[case.model_type].keys.values()
+    return {"model_type": case.model_type, **{key: OLD[key] for key in OLD if key not in own}, **case.old}
+
+
 def write(name: str, style: str, folder: Path) -> Path:
     """Write a case into a folder and return it."""
     case, model = CASES[name], oracle(name)
     model.save_pretrained(folder)
+    if case.oracle is not None:
+        style = "old"
     if style == "new":
         return folder
     tensors = {key: value.clone() for key, value in model.state_dict().items()}
@@ -381,12 +400,8 @@ def write(name: str, style: str, folder: Path) -> Path:
     save_tensors(folder / "model.safetensors", case.keys(tensors) if style == "old" else tensors)
     if style == "old":
         title = "".join(part.capitalize() for part in case.model_type.split("_"))
-        head = {
-            "architectures": [ARCHITECTURES.get(case.model_type, f"{title}ForCausalLM")],
-            "model_type": case.model_type,
-        }
-        common = {} if case.model_type == "gemma3" else OLD
-        save_json(folder / "config.json", {**head, **common, **case.old})
+        architecture = ARCHITECTURES.get(case.model_type, f"{title}ForCausalLM")
+        save_json(folder / "config.json", {"architectures": [architecture], **old_config(name)})
     return folder
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from models.checkpoints import CASES, OLD, SIZES
+from models.checkpoints import CASES, OLD, SIZES, old_config
 
 from paceline.checkpoints import declared_dtype, spec_from_config
 from paceline.checkpoints.families import FAMILIES, MULTIMODAL
@@ -16,21 +16,21 @@ from paceline.models import ModelSpec
 LLAMA: dict[str, Any] = {"model_type": "llama", **OLD}
 
 
+NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+"""Sizes that no file leaves out."""
+
+
 def new_config(name: str) -> dict[str, Any]:
-    """The config.json that transformers 5 would write."""
+    """The config.json that transformers 5 would write, where it has the family."""
     from transformers import AutoConfig
 
     case = CASES[name]
+    if case.oracle is not None:
+        return old_config(name)
     sizes = {} if case.model_type in MULTIMODAL else SIZES
     config = AutoConfig.for_model(case.model_type, **{**sizes, **case.new}, dtype="float32")
     written: dict[str, Any] = config.to_dict()
     return written
-
-
-def old_config(name: str) -> dict[str, Any]:
-    case = CASES[name]
-    common = {} if case.model_type in MULTIMODAL else OLD
-    return {"model_type": case.model_type, **common, **case.old}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -49,13 +49,33 @@ def test_every_default_is_that_of_transformers() -> None:
     """A file that leaves out all that may be left out means what transformers' own defaults say."""
     from transformers import AutoConfig
 
-    for family in FAMILIES:
+    lacking = {case.model_type for case in CASES.values() if case.oracle is not None}
+    for family in FAMILIES.keys() - lacking:
         whole = AutoConfig.for_model(family).to_dict()
-        sizes = {key: whole[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")}
-        sparse = {"model_type": family, **sizes, "num_hidden_layers": whole["num_hidden_layers"]}
+        own = {name: one for one, name in FAMILIES[family].keys.items()}
+        sizes = {key: whole[key] for key in (own.get(size, size) for size in NEEDED)}
+        sparse = {"model_type": family, **sizes}
         if family == "deepseek_v2":  # which transformers leaves without a number of experts that each token uses
             sparse["num_experts_per_tok"] = whole["num_experts_per_tok"] = 6
         assert spec_from_config(sparse) == spec_from_config(whole), family
+
+
+OWN_KEYS = {"n_embd": "hidden_size", "norm_epsilon": "rms_norm_eps"}
+
+
+def test_keys_of_a_familys_own_mean_llamas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "acme", replace(FAMILIES["llama"], keys=OWN_KEYS))  # type: ignore[arg-type]
+    llama = {key: OLD[key] for key in OLD if key != "hidden_size"}
+    acme = {**llama, "model_type": "acme", "n_embd": 64, "norm_epsilon": 1e-3}
+    wanted = replace(spec_from_config(LLAMA), family="acme", norm_eps=1e-3)
+    assert spec_from_config(acme) == wanted == spec_from_config(acme | {"hidden_size": 128, "rms_norm_eps": 0.5})
+    assert spec_from_config(acme | {"n_embd": 128}) != wanted
+    with pytest.raises(CheckpointError, match=r"lacks 'n_embd', which models of the family acme need"):
+        spec_from_config(llama | {"model_type": "acme"})
+    with pytest.raises(CheckpointError, match=r"'n_embd' must be an integer in 1\.\."):
+        spec_from_config(acme | {"n_embd": "x"})
+    with pytest.raises(CheckpointError, match="lacks 'hidden_size'"):
+        spec_from_config({**acme, "model_type": "llama"})
 
 
 def test_llama_3_2() -> None:

@@ -48,6 +48,18 @@ def test_no_such_folder(name: str, text: str, tmp_path: Path, monkeypatch: pytes
         resolve(name)
 
 
+@pytest.mark.parametrize("wrong", ["smol.ggu", "Smoll.gguf", "smol-q4.gguf"])
+def test_a_name_that_is_nearly_right_gets_the_right_one(wrong: str, tmp_path: Path) -> None:
+    (tmp_path / "smol.gguf").write_bytes(b"")
+    (tmp_path / "other.txt").write_bytes(b"")
+    for ask in (lambda: resolve(tmp_path / wrong), lambda: resolve(tmp_path, gguf_file=wrong)):
+        with pytest.raises(CheckpointError, match=r"did you mean '.*/smol\.gguf'\?$"):
+            ask()
+    with pytest.raises(CheckpointError) as far:
+        resolve(tmp_path / "nothing-like-it")
+    assert "did you mean" not in str(far.value)
+
+
 def test_a_link_to_nothing_is_named_as_one(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").symlink_to("gone.gguf")
     with pytest.raises(CheckpointError, match=r"m\.gguf is a link to gone\.gguf, which is not there"):

@@ -9,6 +9,7 @@ which then drops the cache.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -18,9 +19,11 @@ from typing import Any
 import pytest
 import torch
 from models import checkpoints
-from models.checkpoints import CASES, STYLES, reference
+from models.checkpoints import CASES, STYLES, Case, Tensors, reference
 
 from paceline.checkpoints import Checkpoint, load_weights, read_config, spec_from_config
+from paceline.checkpoints.families import FAMILIES
+from paceline.errors import CheckpointError
 from paceline.models import ModelSpec, load_runner
 from paceline.models.passes.compiled_decoder import CompiledDecoder
 from paceline.models.runners import NativeRunner, native_of
@@ -83,6 +86,32 @@ def test_prefill(load: Load, name: str, style: str) -> None:
         wanted = reference(name, TEXT[:length])
         assert wanted.std() > 0.5, "the oracle's logits hardly vary, so that equality would say little"
         assert distance(logits, wanted) < TOLERANCE
+
+
+def _llama_class() -> Any:
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM
+
+
+def _own_names(tensors: Tensors) -> Tensors:
+    return {name.replace("model.layers", "h").replace("mlp.down_proj", "mlp.out"): tensors[name] for name in tensors}
+
+
+def test_a_family_that_transformers_lacks_has_names_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = ((re.compile(r"^h\."), "model.layers."), (re.compile(r"\.mlp\.out\."), ".mlp.down_proj."))
+    family: Any = replace(FAMILIES["llama"], keys={"n_embd": "hidden_size"}, names=names)
+    case = Case(model_type="renamed", old={"n_embd": 64}, keys=_own_names, oracle=_llama_class)
+    monkeypatch.setitem(FAMILIES, "renamed", family)  # type: ignore[arg-type]
+    monkeypatch.setitem(CASES, "renamed", case)
+    wanted = reference("renamed", TEXT[:LONG])
+    for style in STYLES:
+        runner: Any = load_runner(str(checkpoints.write("renamed", style, tmp_path / style)))
+        assert runner.spec.family == "renamed"
+        assert distance(runner.extend([runner.open()], [TEXT[:LONG]], all_logits=True).logits, wanted) < TOLERANCE
+    monkeypatch.setitem(FAMILIES, "renamed", replace(family, names=names[:1]))  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=r"lacks layers\.0\.mlp\.down_proj\.weight"):
+        load_runner(str(tmp_path / "old"))
 
 
 @pytest.mark.parametrize("name", [f"{name}-wide" for name in checkpoints.WIDE])
@@ -258,6 +287,7 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("qwen2_moe-wide", _moe(norm_top_k=True)),
     ("qwen2_moe-wide", _moe(shared_gate=False)),
 ]
+WRONG += [(name, _theta) for name in CASES if all(name != one for one, _ in WRONG)]
 
 
 @pytest.mark.parametrize(("name", "change"), WRONG)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import uvicorn
 from fastapi.exceptions import RequestValidationError
 from serving.conftest import Live, comes, serve
 
@@ -216,3 +217,24 @@ def test_the_second_signal_stops_at_once_whichever_it_is(llm: LLM) -> None:
         server.handle_exit(signal.SIGTERM, None)
         assert (server.should_exit, server.force_exit) == (True, stopped)
     listening.socket.close()
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_the_second_signal_ends_the_application_in_order(
+    llm: LLM, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, mended: bool
+) -> None:
+    """uvicorn by itself leaves the application to be cancelled, and logs that as an error with its traceback."""
+    config = ServerConfig(port=0)
+    listening = Server(config)
+    server = listening.prepared(create_app(AsyncLLM(llm), config))
+    if not mended:
+        monkeypatch.setattr(type(server), "shutdown", uvicorn.Server.shutdown)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening.socket]}, daemon=True)
+    thread.start()
+    assert comes(lambda: server.started)
+    for _ in range(2):
+        server.handle_exit(signal.SIGTERM, None)
+    thread.join(20)
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert ("CancelledError" in "".join(errors)) == (not mended), errors
+    assert bool(errors) == (not mended)

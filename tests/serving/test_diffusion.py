@@ -10,6 +10,7 @@ import pytest
 from command import Command
 
 from paceline import LLM, AsyncLLM, SamplingParams
+from paceline.errors import ConfigError
 from paceline.serving.metrics import Metrics
 from tests.serving.conftest import Live, serve
 from tests.serving.test_api import CHAT, COMPLETIONS, events
@@ -98,6 +99,30 @@ def test_what_runs_and_what_waits_is_in_the_metrics(model: tuple[str, LLM]) -> N
     for request in requests:
         llm.backend.drop(request.id)
     assert counted() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "a " * 3000, "max_tokens": 8}, "prompt"),
+        ({"prompt": PROMPT, "max_tokens": 8, "top_p": 0.5}, "top_p"),
+        ({"prompt": PROMPT, "max_tokens": 8, "canvas": [500, "a"]}, "canvas"),
+    ],
+    ids=["long", "top_p", "canvas"],
+)
+def test_what_is_wrong_is_told_before_a_stream_begins(live: Live, body: dict[str, Any], param: str) -> None:
+    assert live.error(COMPLETIONS, **body, stream=True)["param"] == param
+    assert events(live, COMPLETIONS, prompt=PROMPT, max_tokens=8, stream=True)
+
+
+def test_a_wrong_request_is_not_queued_and_a_checked_one_gives_the_same(model: tuple[str, LLM]) -> None:
+    _, llm = model
+    with pytest.raises(ConfigError, match="top_p"):
+        llm.request(PROMPT, SamplingParams(max_tokens=8, top_p=0.5))
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    [whole] = llm.generate(PROMPT, params)
+    *_, last = llm.stream(PROMPT, params)
+    assert last.output.outputs[0].token_ids == whole.outputs[0].token_ids
 
 
 NAN, INF = float("nan"), float("inf")

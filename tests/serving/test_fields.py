@@ -14,7 +14,8 @@ import pytest
 from serving.conftest import Live, serve
 
 from paceline import LLM, AsyncLLM
-from paceline.serving.protocol import ApiError, ChatRequest, CompletionRequest
+from paceline.serving.api_errors import ApiError
+from paceline.serving.protocol import ChatRequest, CompletionRequest
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"

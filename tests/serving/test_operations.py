@@ -28,9 +28,9 @@ from paceline import LLM, AsyncLLM
 from paceline.config import ServerConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.serving import JsonLines, Server, create_app, front_app, warm_up
+from paceline.serving.api_errors import ApiError
 from paceline.serving.metrics import Metrics
-from paceline.serving.protocol import ApiError
-from paceline.serving.request_log import Facts
+from paceline.serving.request_log import LogFields
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Say hello"}]
@@ -511,11 +511,11 @@ def test_the_process_and_failures_of_the_store_are_in_the_metrics(llm: LLM) -> N
 # The log
 
 
-def logged(caplog: pytest.LogCaptureFixture) -> list[Facts]:
-    return [record.args for record in caplog.records if isinstance(record.args, Facts) and "path" in record.args]
+def logged(caplog: pytest.LogCaptureFixture) -> list[LogFields]:
+    return [record.args for record in caplog.records if isinstance(record.args, LogFields) and "path" in record.args]
 
 
-def lines(caplog: pytest.LogCaptureFixture, count: int) -> list[Facts]:
+def lines(caplog: pytest.LogCaptureFixture, count: int) -> list[LogFields]:
     """As many as there must be; each is written when its answer has been sent."""
     assert comes(lambda: len(logged(caplog)) >= count)
     return logged(caplog)
@@ -611,7 +611,7 @@ def test_with_prompts_in_the_log_errors_are_told_in_full(llm: LLM, caplog: pytes
 
 def test_quoted_texts_are_left_out_wherever_they_end() -> None:
     def told(message: str, **more: Any) -> Any:
-        facts = Facts(**more)
+        facts = LogFields(**more)
         facts.failed(400, message, None, None)
         return facts["error"]
 
@@ -635,16 +635,16 @@ def test_every_line_is_json_with_a_time() -> None:
     assert line('two\nlines of "%s", 100 %%', ("ä\ud800",))["message"] == 'two\nlines of "ä\ud800", 100 %'
     assert line("no arguments, 100 %", ())["message"] == "no arguments, 100 %"
     assert line("a mapping %(a)s", ({"a": 1},))["message"] == "a mapping 1"
-    assert line("%s", (Facts(path="/", status=200),))["status"] == 200
-    assert line("%s", (Facts(time="no", logger="no"),))["logger"] == "uvicorn.error"
+    assert line("%s", (LogFields(path="/", status=200),))["status"] == 200
+    assert line("%s", (LogFields(time="no", logger="no"),))["logger"] == "uvicorn.error"
     assert "ZeroDivisionError: x" in line("failed", (), error=ZeroDivisionError("x"))["exception"]
     with pytest.raises(json.JSONDecodeError):
         json.loads(logging.Formatter("%(levelname)s: %(message)s").format(
-            logging.LogRecord("a", 20, "", 1, "%s", (Facts(path="/"),), None)))  # fmt: skip
+            logging.LogRecord("a", 20, "", 1, "%s", (LogFields(path="/"),), None)))  # fmt: skip
 
 
 def test_an_error_of_the_api_is_told_in_full_where_the_server_is_to_blame() -> None:
-    facts, error = Facts(), ApiError("the disk '/data' is full", status=500, code="store_failed")
+    facts, error = LogFields(), ApiError("the disk '/data' is full", status=500, code="store_failed")
     facts.failed_with(error.status, json.dumps(error.body()).encode())
     assert facts == {"error": "the disk '/data' is full", "error_code": "store_failed"}
 

@@ -104,8 +104,8 @@ class DiedError(Exception):
 
 
 class Script:
-    """Replicas that answer as they are told: a list of messages for each try, in which None is a
-    death and a number are seconds.
+    """Replicas that answer as they are told: a list of messages for each try, in which None is a death, a number are
+    seconds, and an error is raised.
     """
 
     gone: tuple[type[Exception], ...] = (DiedError,)
@@ -122,6 +122,8 @@ class Script:
             for one in told:
                 if one is None:
                     raise DiedError
+                if isinstance(one, Exception):
+                    raise one
                 if isinstance(one, float):
                     await asyncio.sleep(one)
                     continue
@@ -194,6 +196,25 @@ def test_a_request_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> 
 def test_half_an_answer_is_no_answer() -> None:
     with pytest.raises(ConnectionError):
         asked(Script([start(200, b"application/json"), part(b'{"a', more=True), None]), body={"prompt": "x"})
+
+
+def test_an_error_of_a_replica_announces_that_the_connection_ends() -> None:
+    found = asked(Script([ZeroDivisionError()]), body={"prompt": "x"})
+    assert (found.status_code, found.json()["error"]["message"]) == (500, "internal error")
+    assert found.headers["connection"] == "close"
+    fine = asked(Script([start(), part(b"data: 1\n\n")]), body={"prompt": "x"})
+    assert "connection" not in fine.headers
+
+
+@pytest.mark.parametrize("end", [None, ZeroDivisionError()], ids=["death", "error"])
+def test_what_happens_behind_a_whole_answer_harms_it_no_more(end: Exception | None) -> None:
+    """A replica whose application has failed raises when it has told the client."""
+    whole = [start(500, b"application/json"), part(b"{}")]
+    assert asked(Script([*whole, end]), body={"prompt": "x"}).text == "{}"
+    if end is not None:
+        half = [start(500, b"application/json"), part(b"{", more=True)]
+        with pytest.raises(ConnectionError, match="internal error"):
+            asked(Script([*half, end]), body={"prompt": "x"})
 
 
 def test_all_replicas_are_asked_what_only_one_may_know() -> None:

@@ -26,7 +26,7 @@ from serving.conftest import Live, comes, serve, slowed
 
 from paceline import LLM, AsyncLLM
 from paceline.errors import ConfigError
-from paceline.serving.protocol import ApiError
+from paceline.serving.api_errors import ApiError
 from paceline.serving.response_store import ResponseStore
 
 PATH = "/v1/responses"

@@ -19,11 +19,12 @@ from paceline.checkpoints import Tokenizer
 from paceline.config import StructuredOutputsParams
 from paceline.errors import ConfigError
 from paceline.grammar import constraint
+from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import FORMATS, Marks, Reader
 from paceline.serving.chat.base import AllowedCalls, TextSchema
 from paceline.serving.chat.constraints import answer_grammar
 from paceline.serving.chat.reasoning import REASONING
-from paceline.serving.protocol import ApiError, Tool
+from paceline.serving.protocol import Tool
 
 
 def tool(name: str, strict: bool | None = None, **parameters: Any) -> Tool:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from paceline.config.server import TOOL_FORMATS
-from paceline.serving.chat import FORMATS, Reader, Steering, format_of, reasoning_of
+from paceline.serving.api_errors import ApiError
+from paceline.serving.chat import FORMATS, Reader, ThoughtSteering, format_of, reasoning_of
 from paceline.serving.chat.reasoning import REASONING
 from paceline.serving.chat.values import typed_value
-from paceline.serving.protocol import ApiError
 
 BAR, LOW = "\uff5c", "\u2581"
 
@@ -381,7 +381,7 @@ def test_formats_are_read_off_the_template(template: str | None, form: str | Non
     assert reasoning_of(template) is REASONING[reasoning]
 
 
-Ask = Callable[[Steering], dict[str, Any]]
+Ask = Callable[[ThoughtSteering], dict[str, Any]]
 
 
 @pytest.mark.parametrize(("template", "reads", "ask", "expected"), [
@@ -408,7 +408,7 @@ Ask = Callable[[Steering], dict[str, Any]]
     ("<think>", set(), lambda s: s.renamed({"thinking": True}), {"thinking": True}),
 ])  # fmt: skip
 def test_templates_are_asked_for_thoughts(template: str, reads: set[str], ask: Ask, expected: Any) -> None:
-    steering = Steering(template, reads)
+    steering = ThoughtSteering(template, reads)
     if not isinstance(expected, str):
         assert ask(steering) == expected
         return

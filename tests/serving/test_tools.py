@@ -13,9 +13,10 @@ from serving.conftest import calls_grammar, serve
 from paceline import LLM, AsyncLLM
 from paceline.config import StructuredOutputsParams
 from paceline.grammar import constraint
+from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import FORMATS, Reader, format_of
 from paceline.serving.chat.message_parts import Delta
-from paceline.serving.protocol import ApiError, Tool
+from paceline.serving.protocol import Tool
 
 TEXTS: dict[str, tuple[str, str]] = {
     "hermes": ("hermes", 'Sure.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'),

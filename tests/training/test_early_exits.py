@@ -22,10 +22,10 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return LLM(str(folder), speculative_config=None, dtype="float32")
 
 
-def begun(llm: LLM, method: str, **changes: Any) -> tuple[Any, Any]:
+def untrained(llm: LLM, method: str, **changes: Any) -> tuple[Any, Any]:
     config = training_config(method, data=(Path("x"),), **changes)
     trainer(method).check(llm.runner.info, config)
-    head, view = trainer(method).begun(llm, config, torch.arange(100))
+    head, view = trainer(method).init(llm, config, torch.arange(100))
     return head.eval(), view.batch([TEXTS], 40)
 
 
@@ -38,7 +38,7 @@ def logits_of_exit(llm: LLM, layer: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("method", ["kangaroo", "layer_skip"])
 def test_it_begins_as_the_plain_exit(llm: LLM, method: str) -> None:
-    head, batch = begun(llm, method, exit_layer=2)
+    head, batch = untrained(llm, method, exit_layer=2)
     with torch.no_grad():
         found = head.logits(head.states(batch).flatten(0, 1))[batch.documents.flatten() >= 0]
     assert torch.allclose(found, logits_of_exit(llm, 1), atol=1e-3)
@@ -46,22 +46,22 @@ def test_it_begins_as_the_plain_exit(llm: LLM, method: str) -> None:
 
 
 def test_the_last_exit_is_the_target_and_its_loss_the_least(llm: LLM) -> None:
-    head, batch = begun(llm, "layer_skip")
+    head, batch = untrained(llm, "layer_skip")
     with torch.no_grad():
         last = head.logits(head.model.norm(head.behind_layers(batch)[-1]).flatten(0, 1))
-        taught = head.taught(batch)
-    at = (taught.row >= 0).nonzero().squeeze(1) - 1
-    assert torch.allclose(last[at].softmax(-1), taught.chances, atol=1e-4)
-    assert not torch.allclose(head.logits(head.states(batch).flatten(0, 1))[at].softmax(-1), taught.chances, atol=1e-2)
+        targets = head.soft_targets(batch)
+    at = (targets.row >= 0).nonzero().squeeze(1) - 1
+    assert torch.allclose(last[at].softmax(-1), targets.chances, atol=1e-4)
+    assert not torch.allclose(head.logits(head.states(batch).flatten(0, 1))[at].softmax(-1), targets.chances, atol=1e-2)
 
 
 def test_layers_are_left_out_as_often_as_said(llm: LLM) -> None:
-    head, _ = begun(llm, "layer_skip")
+    head, _ = untrained(llm, "layer_skip")
     rates = head.rates.tolist()
     assert rates[0] == 0.0
     assert rates[-1] == pytest.approx(0.1)
     assert rates == sorted(rates)
-    view = trainer("layer_skip").begun(llm, training_config("layer_skip", data=(Path("x"),)), torch.arange(9))[1]
+    view = trainer("layer_skip").init(llm, training_config("layer_skip", data=(Path("x"),)), torch.arange(9))[1]
     batch = view.batch([[TEXTS[0]], [TEXTS[1]]], 24)
     stay = torch.ones(4, 2, dtype=torch.bool)
     stay[2, 1] = False
@@ -74,10 +74,10 @@ def test_layers_are_left_out_as_often_as_said(llm: LLM) -> None:
 def test_an_exit_behind_the_last_layer_is_rejected(llm: LLM) -> None:
     for method in ("kangaroo", "layer_skip"):
         with pytest.raises(ConfigError, match="exit_layer"):
-            begun(llm, method, exit_layer=4)
+            untrained(llm, method, exit_layer=4)
     with pytest.raises(ConfigError, match="exit_layer"):
         training_config("eagle", data=(Path("x"),), exit_layer=1)
     with pytest.raises(ConfigError, match="hidden_size"):
         training_config("draft_model", data=(Path("x"),), hidden_size=100)
     with pytest.raises(ConfigError, match="hidden_size"):
-        begun(llm, "draft_model", hidden_size=64)
+        untrained(llm, "draft_model", hidden_size=64)

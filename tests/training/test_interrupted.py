@@ -19,11 +19,11 @@ from paceline.engine import Engine
 from paceline.errors import ConfigError
 from paceline.training import Document, Fitting, answered, trainer, training_config
 from paceline.training.loop import fit
-from paceline.training.splits import Split
+from paceline.training.splits import TextSplit
 from paceline.utils import replacing
 
 TEXTS = [Document(tuple((7 * i + j * (i + 3)) % 500 + 4 for j in range(18 + i % 5)), 4) for i in range(20)]
-PARTS = Split(TEXTS[:14], TEXTS[14:17], TEXTS[17:])
+PARTS = TextSplit(TEXTS[:14], TEXTS[14:17], TEXTS[17:])
 HOW = Fitting(steps=11, batch_rows=2, row_tokens=32, eval_steps=5, bf16=False, warmup_steps=2, learning_rate=1e-2)
 
 Weights = dict[str, torch.Tensor]
@@ -66,7 +66,7 @@ def fitted(
     own: dict[str, Any] = {"codebook_size": 8, "codes": 2} if method == "codebooks" else {}
     config = training_config(method, data=(Path("x"),), texts=True, depths=2, fitting=HOW, **own)
     torch.manual_seed(0)
-    head, view = trainer(method).begun(llm, config, torch.arange(300))
+    head, view = trainer(method).init(llm, config, torch.arange(300))
     left, loss = dict(in_step or {}), head.loss
 
     def watched(batch: Any, generator: torch.Generator) -> torch.Tensor:

@@ -15,11 +15,11 @@ from torch import Tensor
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
 from paceline.training import Document, Fitting, figures, interval_words, trainer, training_config
-from paceline.training.answers import Answer
+from paceline.training.answers import TrainingText
 from paceline.training.batches import Batch
 from paceline.training.judging import Evaluated, counted
 from paceline.training.loop import fit
-from paceline.training.splits import Split, split
+from paceline.training.splits import TextSplit, split
 
 QUICK = Fitting(steps=12, batch_rows=2, row_tokens=32, eval_steps=4, bf16=False, warmup_steps=1, learning_rate=2e-2)
 
@@ -29,8 +29,8 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return LLM(str(tiny_checkpoint.write(tmp_path_factory.mktemp("target"))), speculative_config=None, dtype="float32")
 
 
-def answers(count: int, hot: int = 0) -> list[Answer]:
-    return [Answer(f"{(i * 37) % 101:02}", [1, 2, i], [3, 4, i], 0.8 if i < hot else 0.0) for i in range(count)]
+def answers(count: int, hot: int = 0) -> list[TrainingText]:
+    return [TrainingText(f"{(i * 37) % 101:02}", [1, 2, i], [3, 4, i], 0.8 if i < hot else 0.0) for i in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,18 @@ def turning(first: int, count: int) -> list[Document]:
     return [Document((first, first + 1) * (9 + i), 4) for i in range(count)]
 
 
-def fitted(llm: LLM, folder: Path, texts: Split) -> tuple[list[Tensor], Any]:
+def fitted(llm: LLM, folder: Path, texts: TextSplit) -> tuple[list[Tensor], Any]:
     """Weights and curve of an adapter."""
     config = training_config("lora", data=(Path("x"),), texts=True, fitting=QUICK)
     torch.manual_seed(0)
-    head, view = trainer("lora").begun(llm, config, torch.arange(300))
+    head, view = trainer("lora").init(llm, config, torch.arange(300))
     folder.mkdir()
     curve = fit(head, view, texts, QUICK, folder)
     return [one.detach().clone() for one in head.parameters()], curve
 
 
 def test_neither_weights_nor_the_best_state_follow_from_test_texts(llm: LLM, tmp_path: Path) -> None:
-    texts = Split(turning(20, 6), turning(20, 3), turning(90, 6))
+    texts = TextSplit(turning(20, 6), turning(20, 3), turning(90, 6))
     weights, curve = fitted(llm, tmp_path / "one", texts)
     same, other = fitted(llm, tmp_path / "two", replace(texts, test=turning(20, 2)))
     assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
@@ -110,7 +110,7 @@ class Half:
     depths = 2
     rows = torch.zeros(1)
 
-    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def predict(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         for depth in range(self.depths):
             at, columns = batch.learned(depth + 2)
             bad = batch.tokens.flatten()[at - batch.positions.flatten()[at]] == 9

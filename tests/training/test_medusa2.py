@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from paceline import LLM
 from paceline.bench import bundled_prompts
 from paceline.training import Fitting, TrainConfig, Trainer, documents_of, trainer
-from paceline.training.answers import Answer
+from paceline.training.answers import TrainingText
 from paceline.training.batches import Batch
 
 ALONE = 2
@@ -25,12 +25,12 @@ def llm() -> LLM:
 
 
 @pytest.fixture(scope="module")
-def begun(llm: LLM) -> tuple[Any, Any, Batch]:
+def untrained(llm: LLM) -> tuple[Any, Any, Batch]:
     texts = [llm.tokenizer.encode(one.prompt)[:40] for one in bundled_prompts()[:4]]
-    documents = documents_of([Answer(str(i), ids[:2], ids[2:], 0.0) for i, ids in enumerate(texts)], 40)
+    documents = documents_of([TrainingText(str(i), ids[:2], ids[2:], 0.0) for i, ids in enumerate(texts)], 40)
     config = TrainConfig(method="medusa2", data=(Path("x"),), depths=2, fitting=Fitting(warmup_steps=ALONE))
     torch.manual_seed(0)
-    head, view = trainer("medusa2").begun(llm, config, torch.arange(512))
+    head, view = trainer("medusa2").init(llm, config, torch.arange(512))
     return head, view, view.batch([[one] for one in documents], 40)
 
 
@@ -45,16 +45,16 @@ def learned(head: Trainer, batch: Batch) -> dict[str, float]:
     return sizes
 
 
-def test_heads_learn_alone_and_then_with_the_layers(begun: tuple[Any, Any, Batch]) -> None:
+def test_heads_learn_alone_and_then_with_the_layers(untrained: tuple[Any, Any, Batch]) -> None:
     """Before anything was learned, the model says what it said, so that only heads can move it."""
-    head, _, batch = begun
+    head, _, batch = untrained
     steps = [learned(head, batch) for _ in range(ALONE + 1)]
     assert all(one["heads"] > 1.0 for one in steps)
     assert all(one["model"] < 0.01 * steps[-1]["model"] for one in steps[:-1])
 
 
-def test_the_model_and_its_heads_are_written(llm: LLM, begun: tuple[Any, Any, Batch], tmp_path: Path) -> None:
-    head, view, _ = begun
+def test_the_model_and_its_heads_are_written(llm: LLM, untrained: tuple[Any, Any, Batch], tmp_path: Path) -> None:
+    head, view, _ = untrained
     with torch.no_grad():
         for one in head.heads.parameters():
             one.normal_(std=0.1)

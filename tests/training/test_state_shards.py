@@ -13,7 +13,7 @@ import torch
 from paceline import LLM
 from paceline.training import Document, Fitting, TrainConfig, train, trainer, training_config
 from paceline.training.loop import fit
-from paceline.training.splits import Split
+from paceline.training.splits import TextSplit
 from paceline.training.state_shards import StateShards
 
 KB = 1 << 10
@@ -45,11 +45,11 @@ def losses(llm: LLM, folder: Path, limit: int, seed: int = 0) -> tuple[list[floa
     how = Fitting(steps=18, batch_rows=2, row_tokens=32, eval_steps=1, bf16=False, patience=99, seed=seed)
     config = TrainConfig(method="eagle3", data=(Path("x"),), feature_cache_bytes=0, fitting=how)
     torch.manual_seed(0)
-    head, view = trainer("eagle3").begun(llm, config, torch.arange(300))
+    head, view = trainer("eagle3").init(llm, config, torch.arange(300))
     view.runner = counting = Counting(view.runner)  # type: ignore[assignment]
     view.shards = StateShards(folder / "states", limit, view.layers) if limit else None
     folder.mkdir(exist_ok=True)
-    curve = fit(head, view, Split(TEXTS[:18], TEXTS[18:22], TEXTS[22:]), how, folder)
+    curve = fit(head, view, TextSplit(TEXTS[:18], TEXTS[18:22], TEXTS[22:]), how, folder)
     return [one.loss for one in curve.judged[1:]], counting.computed
 
 
@@ -88,7 +88,7 @@ def test_shards_of_a_killed_run_are_used_and_a_torn_one_is_not(tmp_path: Path, m
 def test_states_are_computed_before_training_and_serve_other_heads(llm: LLM, tmp_path: Path) -> None:
     given: dict[str, Any] = {"data": (Path("x"),), "feature_cache_bytes": 0}
     (_, three), (_, last), (_, none) = (
-        trainer(method).begun(llm, training_config(method, texts=True, **given), torch.arange(300))
+        trainer(method).init(llm, training_config(method, texts=True, **given), torch.arange(300))
         for method in ("eagle3", "medusa", "lora")
     )
     computed = []
@@ -100,7 +100,7 @@ def test_states_are_computed_before_training_and_serve_other_heads(llm: LLM, tmp
         computed.append(counting.computed)
     assert computed == [len(TEXTS), 0, 0]
     assert batch.final.shape[-1] == batch.taps.shape[-1] == 0
-    alone = trainer("medusa").begun(llm, training_config("medusa", **given), torch.arange(300))[1]
+    alone = trainer("medusa").init(llm, training_config("medusa", **given), torch.arange(300))[1]
     row = [[TEXTS[3]]]
     assert torch.equal(last.batch(row, 32).final, alone.batch(row, 32).final)
     assert not torch.equal(last.batch([[TEXTS[4]]], 32).final, alone.batch(row, 32).final)

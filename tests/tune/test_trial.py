@@ -11,7 +11,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.tune import tuning
 from paceline.tune.candidates import Arm
-from paceline.tune.tuning import Trial, salted
+from paceline.tune.tuning import TuningTrial, salted
 from paceline.utils import Turn, in_turn
 
 PROMPTS = ["One day, a little girl named Lily found", "def add(a, b):\n    return"]
@@ -25,7 +25,9 @@ def llm() -> LLM:
 
 def accepted(llm: LLM, monkeypatch: pytest.MonkeyPatch, visits: int = 3) -> list[int]:
     """Drafted tokens of suffix trees that were accepted in each visit to the same two prompts."""
-    one = Trial(llm, [Arm(SUFFIX, torch.get_num_threads())], [PROMPTS], SamplingParams(temperature=0.0, max_tokens=24))
+    one = TuningTrial(
+        llm, [Arm(SUFFIX, torch.get_num_threads())], [PROMPTS], SamplingParams(temperature=0.0, max_tokens=24)
+    )
     found: list[int] = []
 
     def seen(*given: Any, **more: Any) -> Iterator[Turn[Any]]:

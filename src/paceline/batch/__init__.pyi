@@ -1,5 +1,5 @@
 from .inputs import Requests as Requests
-from .results import Results as Results
+from .results import ResultFile as ResultFile
 from .run import Summary as Summary
 from .run import answer_all as answer_all
 from .sending import Sender as Sender

@@ -1,4 +1,4 @@
-"""The file of requests: checked as a whole before anything is decoded, then read line by line from where they lie.
+"""The file of requests is checked as a whole before anything is decoded, then read line by line from where they lie.
 
 Of a line only its place, a digest and a key of its prompt's beginnings are kept, so that the file may be larger than
 memory. The digest is part of the answer's id: it tells which answers of an earlier run belong to which requests.
@@ -20,19 +20,19 @@ from paceline.errors import ConfigError, PromptError
 from paceline.utils import BEGINNINGS, KEY_BYTES, beginnings, shortened
 
 DIGEST: Final = 12
-"""Bytes of a digest."""
+"""A digest has so many bytes."""
 
 TOLD: Final = 3
-"""Damaged lines that an error tells."""
+"""An error tells so many damaged lines."""
 
 PROMPT: Final = ("cache_salt", "prompt_cache_key", "tools", "instructions", "messages", "prompt", "input")
-"""Fields of bodies that a prompt is made from, in its order."""
+"""A prompt is made from these fields of a body, in this order."""
 
 Json = dict[str, Any]
 
 
-class Request(BaseModel):
-    """One line, as OpenAI's batches have it."""
+class BatchRequest(BaseModel):
+    """Is one line of a file of requests, as OpenAI's batches have it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
@@ -43,30 +43,30 @@ class Request(BaseModel):
 
     @property
     def digest(self) -> bytes:
-        """Of all that the answer depends on."""
+        """Tells requests apart by all that the answer depends on."""
         return _digest([self.custom_id, self.url, self.body])
 
     @property
     def id(self) -> str:
-        """Of its answer: the same in every run."""
+        """Names its answer: the same in every run."""
         return f"batch_req_{self.digest.hex()}"
 
     def beginnings(self) -> bytes:
-        """A key for each length of `BEGINNINGS` that the prompt has; requests that begin alike have the same first
-        keys.
+        """Return a key for each length of `BEGINNINGS` that the prompt has; requests that begin alike have the same
+        first keys.
         """
         return b"".join(beginnings(json.dumps([self.url, *map(self.body.get, PROMPT)])))
 
 
 @dataclass(frozen=True, slots=True)
 class _DamagedError(Exception):
-    """A line that is no request."""
+    """Raised for a line that is no request."""
 
     why: str
 
 
 class Requests:
-    """The requests of a file, by their index in it.
+    """Reads the requests of a file, by their index in it.
 
     Args:
         path: a file of JSON lines; empty lines are skipped.
@@ -109,6 +109,7 @@ class Requests:
             offset += len(line)
 
     def _add(self, number: int, offset: int, line: bytes) -> None:
+        """Check a line, and keep of it what finds it again."""
         request = _parsed(line)
         name = _digest(request.custom_id)
         if (before := self._known.setdefault(name, len(self))) != len(self):
@@ -121,19 +122,19 @@ class Requests:
         self._keys.append(request.beginnings())
 
     def find(self, custom_id: str) -> int | None:
-        """The index of a request."""
+        """Return the index of a request; None where there is none with this custom_id."""
         return self._known.get(_digest(custom_id))
 
     def id(self, index: int) -> str:
-        """Of the answer to a request."""
+        """Return the id of the answer to a request."""
         return f"batch_req_{self._digests[index].hex()}"
 
     def line(self, index: int) -> int:
-        """The number of a request's line, from 1."""
+        """Return the number of a request's line, from 1."""
         return self._numbers[index]
 
-    def read(self, index: int) -> Request:
-        """A request, from the file.
+    def read(self, index: int) -> BatchRequest:
+        """Read a request from the file.
 
         Raises:
             ConfigError: the file has changed.
@@ -148,8 +149,8 @@ class Requests:
         return request
 
     def order(self) -> list[int]:
-        """All indexes, those of prompts that begin alike one after the other, so that what they share is decoded once;
-        otherwise as in the file. To be asked once: the keys are let go.
+        """Return all indexes, those of prompts that begin alike one after the other, so that what they share is decoded
+        once; otherwise as in the file. To be asked once: the keys are let go.
         """
         keys, self._keys = self._keys, []
         return _grouped(list(range(len(self))), keys, 0)
@@ -159,15 +160,16 @@ class Requests:
         self._stream.close()
 
 
-def _parsed(line: bytes) -> Request:
+def _parsed(line: bytes) -> BatchRequest:
+    """Read a line as a request."""
     try:
-        found = json.loads(line.decode("utf-8-sig"), parse_constant=_no_number)
+        value = json.loads(line.decode("utf-8-sig"), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise _DamagedError(f"is not JSON ({error}): write one request on each line") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise _DamagedError("is not an object: give custom_id, method, url and body")
     try:
-        request = Request.model_validate(found)
+        request = BatchRequest.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -188,7 +190,7 @@ def _digest(value: Any) -> bytes:
 
 
 def _grouped(indexes: list[int], keys: list[bytes], level: int) -> list[int]:
-    """The indexes with equal keys together, at this level and those after it; groups in the order of their firsts."""
+    """Put indexes with equal keys together, at this level and those after it; groups are ordered by their firsts."""
     if len(indexes) < 3 or level == len(BEGINNINGS):
         return indexes
     groups: dict[bytes, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The same as `answer_all`, with the requests handed out by Ray Data to actors that each have an application.
+"""Ray Data hands requests out to actors that each have an application; else this does the same as `answer_all`.
 
 Ray Data gives an actor that dies a successor, and its requests again to somebody. Every answer is acknowledged when it
 comes, as without Ray, by the one process that has the files.
@@ -18,10 +18,10 @@ from typing import Any, Final
 from ray.data import ActorPoolStrategy, DataContext, from_items
 from ray.exceptions import RayError
 
-from paceline.batch.inputs import Request, Requests
-from paceline.batch.results import Results
+from paceline.batch.inputs import BatchRequest, Requests
+from paceline.batch.results import ResultFile
 from paceline.batch.run import Summary
-from paceline.batch.sending import Answer, Sender
+from paceline.batch.sending import BatchAnswer, Sender
 from paceline.errors import ConfigError, PacelineError
 from paceline.utils import alive
 
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 class Worker:
-    """An actor.
+    """Answers requests in a process of Ray's, with an application of its own.
 
     Args:
         make: a client of HTTP, and the application behind it.
@@ -49,18 +49,18 @@ class Worker:
             self._error = str(error)  # told with the first answer: another try would end in the same way
 
     async def __call__(self, row: Row) -> Row:
-        """From the index and JSON of a request to an `Answer`."""
+        """Answer a request, given as its index and its JSON, with the fields of a `BatchAnswer`."""
         if self._error:
             return {"index": row["index"], "error": self._error, "line": b"", "failure": None, "tokens": 0}
         if not self._begun:
             self._begun = True
             await self._stack.enter_async_context(alive(self._application))
-        answer = await self._sender.send(Request.model_validate_json(row["request"]))
+        answer = await self._sender.send(BatchRequest.model_validate_json(row["request"]))
         return {"index": row["index"], "error": "", **asdict(answer)}
 
 
 class RayRun:
-    """How the work is spread.
+    """Spreads requests over actors.
 
     Args:
         make: as in `Worker`; it is sent to the actors.
@@ -81,31 +81,31 @@ class RayRun:
         logging.getLogger("ray.data").setLevel(logging.ERROR)
 
     def answers(self, rows: list[Row]) -> Iterator[Row]:
-        """To requests, as they come.
+        """Yield answers to requests, as they come.
 
         Raises:
             ConfigError: an actor cannot load its model, or Ray gave up.
         """
-        found = from_items(rows, override_num_blocks=len(rows)).map(
+        answered = from_items(rows, override_num_blocks=len(rows)).map(
             Worker, fn_constructor_args=(self._make, self._patience), compute=self._pool, num_cpus=self._threads
         )
-        blocks = iter(found.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"))
+        blocks = iter(answered.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"))
         try:
             for block in blocks:
-                for one in block.to_pylist():
-                    if one["error"]:
-                        raise ConfigError(one["error"])
-                    yield one
+                for row in block.to_pylist():
+                    if row["error"]:
+                        raise ConfigError(row["error"])
+                    yield row
         except RayError as error:
             why = f"Ray gave up ({str(error).splitlines()[0]})"
             raise ConfigError(f"{why}; the same command goes on where it stopped") from None
         finally:
-            del blocks, found
+            del blocks, answered
             gc.collect()  # which ends the actors, where not all answers were taken
 
 
 def answer_all_on_ray(
-    requests: Requests, results: Results, errors: Results, run: RayRun, *, progress: Callable[[Summary], None]
+    requests: Requests, results: ResultFile, errors: ResultFile, run: RayRun, *, progress: Callable[[Summary], None]
 ) -> Summary:
     """Answer what `results` lacks; in the end both files are in the order of the requests.
 
@@ -118,7 +118,7 @@ def answer_all_on_ray(
     summary = Summary()
     for window in _windows(requests, [index for index in requests.order() if index not in results]):
         for row in run.answers(window):
-            answer = Answer(row["line"], row["failure"], row["tokens"])
+            answer = BatchAnswer(row["line"], row["failure"], row["tokens"])
             file = results if answer.failure is None else errors
             file.append([(row["index"], answer.line)])
             summary.add(answer, requests.line(row["index"]))
@@ -129,6 +129,7 @@ def answer_all_on_ray(
 
 
 def _windows(requests: Requests, indexes: list[int]) -> Iterator[list[Row]]:
+    """Yield requests in windows of bounded length, as rows for Ray Data."""
     window, size = list[Row](), 0
     for index in indexes:
         text = requests.read(index).model_dump_json()

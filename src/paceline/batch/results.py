@@ -1,4 +1,4 @@
-"""A file of answers that survives: whole lines are on the disk before they count, and a torn one is cut off.
+"""The file of answers survives a crash: whole lines are on the disk before they count, and a torn one is cut off.
 
 An answer is found again by its id, which holds the digest of its request. So a file goes on where a killed run stopped,
 and one that belongs to other requests is rejected before it is touched.
@@ -21,13 +21,13 @@ from paceline.errors import ConfigError
 from paceline.utils import sync_folder
 
 MARK: Final = b'{"id":"batch_req_'
-"""How every line begins."""
+"""Every line begins with this."""
 
 NEW: Final = -1
 
 
-class Results:
-    """Answers to requests, appended as they come; a context, in which no other process writes them.
+class ResultFile:
+    """Appends answers to requests as they come; it is a context, in which no other process writes them.
 
     Args:
         path: of the file; what an earlier run wrote is kept.
@@ -70,12 +70,12 @@ class Results:
         self._unlock()
 
     def _unlock(self) -> None:
-        """Its file goes first, while nobody else can have it."""
+        """Let others write; the file of the lock goes first, while nobody else can have it."""
         Path(self._lock.lock_file).unlink(missing_ok=True)
         self._lock.release()
 
     def _scanned(self) -> int:
-        """Note the whole lines; the length that stays."""
+        """Note the whole lines, and return the length of the file that stays."""
         offset = 0
         with self.path.open("rb") as stream:
             for number, line in enumerate(stream, 1):
@@ -91,13 +91,14 @@ class Results:
         return 0 if self._fresh else offset
 
     def _note(self, number: int, line: bytes, offset: int) -> None:
+        """Check a line of an earlier run against the requests, and remember where it is."""
         try:
-            found: dict[str, Any] = json.loads(line)
-            index = self._requests.find(name := found["custom_id"])
-            model = found["response"]["body"].get("model")
+            answer: dict[str, Any] = json.loads(line)
+            index = self._requests.find(name := answer["custom_id"])
+            model = answer["response"]["body"].get("model")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise self._wrong(number, "is damaged") from None
-        if index is None or found["id"] != self._requests.id(index):
+        if index is None or answer["id"] != self._requests.id(index):
             what = "is not in" if index is None else "is another request in"
             raise self._wrong(number, f"answers {name!r}, which {what} {str(self._requests.path)!r}")
         if index in self:

@@ -1,21 +1,21 @@
-"""All requests that have no answer yet, some at a time, each acknowledged as it comes."""
+"""All requests that have no answer yet are sent, some at a time, and each answer is acknowledged as it comes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from paceline.batch.inputs import Requests
-from paceline.batch.results import Results
-from paceline.batch.sending import Answer, Sender
+from paceline.batch.results import ResultFile
+from paceline.batch.sending import BatchAnswer, Sender
 
 
 @dataclass(slots=True)
 class Summary:
-    """What a run has done so far.
+    """Counts what a run has done so far.
 
     Attributes:
         failures: in words -> how often.
@@ -28,7 +28,7 @@ class Summary:
     failures: Counter[str] = field(default_factory=Counter)
     first: dict[str, int] = field(default_factory=dict)
 
-    def add(self, answer: Answer, line: int) -> None:
+    def add(self, answer: BatchAnswer, line: int) -> None:
         """Count an answer."""
         self.tokens += answer.tokens
         if answer.failure is None:
@@ -41,8 +41,8 @@ class Summary:
 
 async def answer_all(
     requests: Requests,
-    results: Results,
-    errors: Results,
+    results: ResultFile,
+    errors: ResultFile,
     sender: Sender,
     *,
     concurrency: int,
@@ -60,7 +60,7 @@ async def answer_all(
     """
     summary = Summary()
     left = (index for index in requests.order() if index not in results)
-    running: dict[asyncio.Task[Answer], int] = {}
+    running: dict[asyncio.Task[BatchAnswer], int] = {}
     try:
         while True:
             for index in islice(left, concurrency - len(running)):
@@ -68,15 +68,12 @@ async def answer_all(
             if not running:
                 break
             ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            found = [(running[task], task.result()) for task in ended]
+            answers = [(running[task], task.result()) for task in ended]
             for task in ended:
                 del running[task]
-            for file, failed in ((results, False), (errors, True)):
-                lines = [(index, one.line) for index, one in found if (one.failure is not None) == failed]
-                if lines:
-                    await asyncio.to_thread(file.append, lines)
-            for index, one in found:
-                summary.add(one, requests.line(index))
+            await asyncio.to_thread(_append, answers, results, errors)
+            for index, answer in answers:
+                summary.add(answer, requests.line(index))
             progress(summary)
     finally:
         for task in running:
@@ -85,3 +82,11 @@ async def answer_all(
     for file in (results, errors):
         await asyncio.to_thread(file.sort)
     return summary
+
+
+def _append(answers: Sequence[tuple[int, BatchAnswer]], results: ResultFile, errors: ResultFile) -> None:
+    """Write answers, given with the indexes of their requests: those that failed to `errors`, others to `results`."""
+    for file, failed in ((results, False), (errors, True)):
+        lines = [(index, answer.line) for index, answer in answers if (answer.failure is not None) == failed]
+        if lines:
+            file.append(lines)

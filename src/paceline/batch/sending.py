@@ -1,4 +1,4 @@
-"""One request to its answer, with patience for a server that is busy, or away for a while.
+"""One request is sent until it is answered, with patience for a server that is busy, or away for a while.
 
 What is tried again: 429, 502 and 503 after the time that Retry-After tells, and connections that fail or break. A
 server that stays away ends the run, which goes on later; whatever else happens is the answer of this one request.
@@ -17,7 +17,7 @@ from typing import Final
 
 import httpx
 
-from paceline.batch.inputs import Json, Request
+from paceline.batch.inputs import BatchRequest, Json
 from paceline.errors import ConfigError
 from paceline.utils import shortened
 
@@ -31,8 +31,8 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What became of a request.
+class BatchAnswer:
+    """Says what became of a request.
 
     Attributes:
         line: as OpenAI's batches have it.
@@ -55,42 +55,43 @@ class Sender:
     def __init__(self, http: httpx.AsyncClient, *, patience: float) -> None:
         self._http, self._patience = http, patience
 
-    async def send(self, request: Request) -> Answer:
-        """The answer.
+    async def send(self, request: BatchRequest) -> BatchAnswer:
+        """Send a request until it is answered, and return the answer.
 
         Raises:
             ConfigError: the server is away, or lets us not in.
         """
         content, give_up, wait = json.dumps(request.body).encode(), 0.0, FIRST_WAIT
         while True:
-            found = await self._try(request.url, content)
-            if isinstance(found, httpx.TransportError):
-                logger.warning("the server at %s is away (%s); trying again", self._http.base_url, _words(found))
+            outcome = await self._try(request.url, content)
+            if isinstance(outcome, httpx.TransportError):
+                logger.warning("the server at %s is away (%s); trying again", self._http.base_url, _words(outcome))
             give_up = give_up or monotonic() + self._patience
-            later = _wanted(found) if isinstance(found, httpx.Response) else 0.0
+            later = _wanted(outcome) if isinstance(outcome, httpx.Response) else 0.0
             if later is None:
-                return _answer(request, found)
+                return _answer(request, outcome)
             pause = max(later, wait * random.uniform(0.5, 1.0))
             if monotonic() + pause > give_up:
-                if isinstance(found, AWAY):
-                    why = f"no server answers at {self._http.base_url} ({_words(found)})"
+                if isinstance(outcome, AWAY):
+                    why = f"no server answers at {self._http.base_url} ({_words(outcome)})"
                     raise ConfigError(f"{why}; start it and run the same command again")
-                return _answer(request, found)
+                return _answer(request, outcome)
             await asyncio.sleep(pause)
             wait = min(wait * 2, LONGEST_WAIT)
 
     async def _try(self, url: str, content: bytes) -> httpx.Response | httpx.TransportError:
+        """Send a request once; returns the response, or why there is none."""
         try:
-            found = await self._http.post(url, content=content, headers={"content-type": "application/json"})
+            response = await self._http.post(url, content=content, headers={"content-type": "application/json"})
         except httpx.TransportError as error:
             return error
-        if found.status_code in NOT_ALLOWED:
-            raise ConfigError(f"{self._http.base_url} answers {_told(_body(found))}; give --api-key")
-        return found
+        if response.status_code in NOT_ALLOWED:
+            raise ConfigError(f"{self._http.base_url} answers {_told(_body(response))}; give --api-key")
+        return response
 
 
 def _wanted(response: httpx.Response) -> float | None:
-    """Seconds to wait for, before a request that was answered so is sent again; None if it is not to be."""
+    """Return how many seconds to wait before a request that was answered so is sent again; None if it is not to be."""
     if response.status_code not in BUSY:
         return None
     text = response.headers.get("retry-after", "")
@@ -102,11 +103,11 @@ def _wanted(response: httpx.Response) -> float | None:
 
 def _body(response: httpx.Response) -> Json:
     try:
-        found = response.json()
+        body = response.json()
     except ValueError:
-        found = None
-    if isinstance(found, dict):
-        return found
+        body = None
+    if isinstance(body, dict):
+        return body
     return {"error": {"message": f"no JSON but {shortened(response.text)}", "type": "server_error"}}
 
 
@@ -119,20 +120,23 @@ def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _answer(request: Request, found: httpx.Response | httpx.TransportError) -> Answer:
+def _answer(request: BatchRequest, outcome: httpx.Response | httpx.TransportError) -> BatchAnswer:
+    """Write the line of an answer, and tell whether and why the request failed."""
     line: Json = {"id": request.id, "custom_id": request.custom_id, "response": None, "error": None}
     failure: str | None = None
     tokens = 0
-    if isinstance(found, httpx.Response):
-        body, status = _body(found), found.status_code
+    if isinstance(outcome, httpx.Response):
+        body, status = _body(outcome), outcome.status_code
         if status != 200 or not body.keys() & {"choices", "output"} or body.get("error"):
             failure = f"{status} {_told(body)}"
-        name = found.headers.get("x-request-id", "")
+        name = outcome.headers.get("x-request-id", "")
         line["response"] = {"status_code": status, "request_id": name, "body": body}
         usage = body.get("usage") or {}
         tokens = usage.get("completion_tokens", usage.get("output_tokens", 0))
     else:
-        failure = f"the connection broke ({_words(found)})"
+        failure = f"the connection broke ({_words(outcome)})"
         line["error"] = {"code": "connection_error", "message": failure}
     text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
-    return Answer(text.encode("utf-8", "backslashreplace") + b"\n", failure, tokens)  # a lone surrogate as JSON has it
+    return BatchAnswer(
+        text.encode("utf-8", "backslashreplace") + b"\n", failure, tokens
+    )  # a lone surrogate as JSON has it

@@ -1,4 +1,4 @@
-"""Plain against accelerated decoding of a set of prompts, in turn, timed."""
+"""Plain against accelerated decoding of tasks as people have them, in turn, timed and compared."""
 
 from __future__ import annotations
 
@@ -7,53 +7,47 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from paceline.config import SamplingParams
+from paceline.config import SamplingParams, StructuredOutputsParams
 from paceline.engine import RequestOutput
-from paceline.llm import BUNDLED, LLM
-from paceline.utils import Turn, in_turn, user_cache
+from paceline.llm import LLM
+from paceline.utils import Turn, in_turn
 from paceline.verify import Difference, differences, plain_from
-
-BUNDLED_TARGET, BUNDLED_DRAFT = BUNDLED / "target", BUNDLED / "draft"
-
-SMOLLM2 = "SmolLM2-135M-Instruct"
-"""The real model of the benchmarks; `benchmarks/real_models.py` makes its folder."""
-
-MAKE_SMOLLM2 = "python benchmarks/real_models.py"
-REAL_PROMPTS, REAL_TOKENS = 8, 48
-"""Of the real model in the demo, so that it takes under a minute and a half on two cores."""
-
-
-def smollm2_folder() -> Path:
-    """Where the real model of the benchmarks lies, if it was made."""
-    return user_cache("models") / SMOLLM2
 
 
 @dataclass(frozen=True, slots=True)
-class DemoPrompt:
-    """A user message of the bundled set."""
+class DemoTask:
+    """A user's message, and what he knows of the answer.
+
+    Attributes:
+        kind: of the task, which the table has a line for.
+        prediction: the answer will mostly be this text; "" where nothing is known.
+        schema: the answer must be JSON of this schema, if any.
+        again: the message was answered once before, by the same model for the same user.
+    """
 
     id: str
-    task: str
+    kind: str
     prompt: str
-    repetitive: bool
+    prediction: str = ""
+    schema: dict[str, Any] | None = None
+    again: bool = False
 
 
 @dataclass(slots=True)
 class DemoRow:
-    """One prompt, decoded both ways.
+    """One task, decoded both ways.
 
     Attributes:
         plain_seconds, fast_seconds: medians of the repeats, prompt processing included.
         tokens: generated.
-        mean_acceptance_length: of the accelerated run.
+        steps, accepted: passes of the accelerated run, and drafts that were accepted in them.
         differences: none where the outputs are identical; at near ties, or the last one elsewhere.
     """
 
-    prompt: DemoPrompt
+    task: DemoTask
     tokens: int
     plain_seconds: float
     fast_seconds: float
@@ -68,7 +62,7 @@ class DemoRow:
 
 @dataclass(slots=True)
 class DemoTotal:
-    """Rows added up: time of all prompts plain over time of all accelerated.
+    """Rows added up: time of all tasks plain over time of all accelerated.
 
     Attributes:
         near_ties: differences at near ties.
@@ -90,46 +84,57 @@ class DemoTotal:
         return self.fast_rate / self.plain_rate
 
 
-def bundled_prompts() -> list[DemoPrompt]:
-    """The prompts that ship with the package; the bundled models were not trained on them."""
-    text = (files("paceline") / "bundled" / "prompts.jsonl").read_text(encoding="utf-8")
-    return [DemoPrompt(**json.loads(line)) for line in text.split("\n") if line.strip()]
+def demo_tasks() -> list[DemoTask]:
+    """The tasks of `paceline demo`: chat, code, rewriting a given text, JSON records, questions asked again."""
+    text = (files("paceline") / "bundled" / "demo.jsonl").read_text(encoding="utf-8")
+    return [DemoTask(**json.loads(line)) for line in text.split("\n") if line.strip()]
 
 
 def run_demo(
     llm: LLM,
-    prompts: Sequence[DemoPrompt],
+    tasks: Sequence[DemoTask],
     *,
-    max_tokens: int = 128,
-    repeats: int = 3,
+    max_tokens: int = 96,
+    repeats: int = 2,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[DemoRow]:
-    """Decode every prompt plainly and accelerated in turn, `repeats` times, after one warm-up prompt."""
-    plain, params = llm.with_speculative_config(None), SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    ids = [_tokens(llm, prompt.prompt) for prompt in prompts]
-    runs = {name: partial(_decode, one, params) for name, one in (("plain", plain), ("fast", llm))}
+    """Decode every task plainly and accelerated in turn, `repeats` times, after one warm-up.
+
+    Args:
+        llm: accelerated as the user would; its plain twin shares the weights.
+        progress: called with the runs that are done and their number.
+    """
+    plain = llm.with_speculative_config(None)
+    runs = {name: partial(_decode, one, max_tokens) for name, one in (("plain", plain), ("fast", llm))}
+    earlier = [(task, repeat) for task in tasks if task.again for repeat in range(repeats)]
     for run in runs.values():
-        run(ids[0], -1)
-    turns: list[list[Turn[RequestOutput]]] = [[] for _ in ids]
-    for done, turn in enumerate(in_turn(runs, ids, repeats)):
+        run(tasks[0], -1)
+        for task, repeat in earlier:
+            run(task, repeat)
+    turns: list[list[Turn[RequestOutput]]] = [[] for _ in tasks]
+    for done, turn in enumerate(in_turn(runs, tasks, repeats)):
         turns[turn.item].append(turn)
-        progress(done + 1, repeats * len(ids))
-    rows = []
-    for prompt, tokens, mine in zip(prompts, ids, turns, strict=True):
-        slow, fast = mine[0].outputs["plain"], mine[0].outputs["fast"]
-        outputs = slow.outputs[0].token_ids, fast.outputs[0].token_ids
-        rows.append(
-            DemoRow(
-                prompt,
-                tokens=len(outputs[0]),
-                plain_seconds=median(turn.seconds["plain"] for turn in mine),
-                fast_seconds=median(turn.seconds["fast"] for turn in mine),
-                steps=fast.metrics.num_steps,
-                accepted=fast.metrics.num_accepted_tokens,
-                differences=differences(llm.runner, tokens, *outputs, plain_from(plain, tokens, params)),
-            )
-        )
-    return rows
+        progress(done + 1, repeats * len(tasks))
+    return [_row(llm, plain, max_tokens, task, mine) for task, mine in zip(tasks, turns, strict=True)]
+
+
+def _row(llm: LLM, plain: LLM, max_tokens: int, task: DemoTask, turns: Sequence[Turn[RequestOutput]]) -> DemoRow:
+    slow, fast = turns[0].outputs["plain"], turns[0].outputs["fast"]
+    outputs = slow.outputs[0].token_ids, fast.outputs[0].token_ids
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    ids = _tokens(llm, task.prompt)
+    go_on = plain_from(plain, ids, params)
+    if task.schema is not None:  # a text that continues a prompt does not continue its JSON; so only up to a near tie
+        go_on = lambda kept: list(outputs[1][len(kept) :])  # noqa: E731
+    return DemoRow(
+        task,
+        tokens=len(outputs[0]),
+        plain_seconds=median(turn.seconds["plain"] for turn in turns),
+        fast_seconds=median(turn.seconds["fast"] for turn in turns),
+        steps=fast.metrics.num_steps,
+        accepted=fast.metrics.num_accepted_tokens,
+        differences=differences(llm.runner, ids, *outputs, go_on),
+    )
 
 
 def _tokens(llm: LLM, message: str) -> list[int]:
@@ -138,11 +143,16 @@ def _tokens(llm: LLM, message: str) -> list[int]:
     return llm.tokenizer.encode(message)
 
 
-def _decode(llm: LLM, params: SamplingParams, tokens: list[int], repeat: int) -> RequestOutput:
-    """Under a name of its own, so that nobody learns from its answer in an earlier repeat."""
-    (found,) = llm.generate({"prompt_token_ids": tokens, "cache_salt": f"repeat {repeat}"}, params)
-    found.raise_for_error()
-    return found
+def _decode(llm: LLM, max_tokens: int, task: DemoTask, repeat: int) -> RequestOutput:
+    """Under a user's name of its own, so that nobody learns from its answer in an earlier repeat or of another task."""
+    prompt: dict[str, Any] = {"prompt_token_ids": _tokens(llm, task.prompt), "cache_salt": f"{task.id}, {repeat}"}
+    if task.prediction:
+        prompt["prediction"] = task.prediction
+    structured = None if task.schema is None else StructuredOutputsParams(json=task.schema)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, structured_outputs=structured)
+    (output,) = llm.generate(prompt, params)
+    output.raise_for_error()
+    return output
 
 
 def total(name: str, rows: Iterable[DemoRow]) -> DemoTotal:
@@ -164,12 +174,9 @@ def total(name: str, rows: Iterable[DemoRow]) -> DemoTotal:
 
 
 def demo_totals(rows: Sequence[DemoRow]) -> list[DemoTotal]:
-    """One line per task, one for prompts with repetition, one for all."""
-    tasks = sorted({row.prompt.task for row in rows})
-    lines = [total(task, [row for row in rows if row.prompt.task == task]) for task in tasks]
-    repetitive = [row for row in rows if row.prompt.repetitive]
-    lines += [total("with repetition", repetitive)] if repetitive else []
-    return [*lines, total("all", rows)]
+    """One line a kind of task, in the order of the tasks, and one for all."""
+    kinds = dict.fromkeys(row.task.kind for row in rows)
+    return [*(total(kind, [row for row in rows if row.task.kind == kind]) for kind in kinds), total("all", rows)]
 
 
 def demo_dict(rows: Sequence[DemoRow]) -> dict[str, Any]:
@@ -191,7 +198,7 @@ def demo_dict(rows: Sequence[DemoRow]) -> dict[str, Any]:
     ]
     each = [
         {
-            "id": row.prompt.id,
+            "id": row.task.id,
             "tokens": row.tokens,
             "plain_seconds": row.plain_seconds,
             "seconds": row.fast_seconds,

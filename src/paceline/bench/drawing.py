@@ -24,8 +24,8 @@ TEXT, GRID, AXIS, SURFACE = "--muted", "--line", "--line-strong", "--surface"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One series.
+class PlotSeries:
+    """Describes one series of a plot.
 
     Attributes:
         colour: a custom property of the style sheet, as "--d0".
@@ -78,18 +78,18 @@ def pyplot() -> Any:
     return plt
 
 
-def inline(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> Markup:
+def inline(title: str, lines: Sequence[PlotSeries], x: Axis, y: Axis) -> Markup:
     """The plot as SVG; empty without a point that can be drawn."""
     kept = [(line, [(i, p) for i, p in enumerate(line.points) if _drawable(p, x, y)]) for line in lines]
-    if not any(found for _, found in kept):
+    if not any(points for _, points in kept):
         return Markup("")
     plt, theme = pyplot(), _Theme()
     style = {"svg.fonttype": "none", "svg.hashsalt": title, "font.size": 11, "font.family": "sans-serif"}
     with plt.rc_context(style):
         figure, panel = plt.subplots(figsize=(WIDTH / 72, HEIGHT / 72), layout="constrained")
-        for number, (line, found) in enumerate(kept):
-            if found:
-                _draw(panel, number, line, found, theme)
+        for number, (line, points) in enumerate(kept):
+            if points:
+                _draw(panel, number, line, points, theme)
         _dress(panel, x, y, theme)
         text = StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format")))
@@ -121,15 +121,17 @@ def _drawable(point: Sequence[float], x: Axis, y: Axis) -> bool:
     return (point[0] > 0 or not x.log) and (min(point[1:]) > 0 or not y.log)
 
 
-def _draw(panel: Any, number: int, line: Line, found: Sequence[tuple[int, tuple[float, ...]]], theme: _Theme) -> None:
+def _draw(
+    panel: Any, number: int, line: PlotSeries, points: Sequence[tuple[int, tuple[float, ...]]], theme: _Theme
+) -> None:
     colour, dash = theme(line.colour), DASHES[line.dash % len(DASHES)]
     look = {"color": colour, "linewidth": 1.8, "dashes": dash or (None, None), "gid": f"series-{number}"}
-    across, up = [p[0] for _, p in found], [p[1] for _, p in found]
+    across, up = [p[0] for _, p in points], [p[1] for _, p in points]
     if line.steps:
         panel.step(across, up, where="post", **look)
         return
     panel.plot(across, up, **look)
-    for index, point in found:
+    for index, point in points:
         if len(point) == 4:
             panel.vlines(point[0], point[2], point[3], color=colour, linewidth=1.4)
         face = theme(SURFACE) if index in line.hollow else colour
@@ -141,7 +143,7 @@ def _dress(panel: Any, x: Axis, y: Axis, theme: _Theme) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator
 
     for name, axis in (("x", x), ("y", y)):
-        own = getattr(panel, f"{name}axis")
+        ticks = getattr(panel, f"{name}axis")
         if axis.log:
             getattr(panel, f"set_{name}scale")("log")
         getattr(panel, f"set_{name}lim")(axis.low, axis.high)
@@ -152,9 +154,9 @@ def _dress(panel: Any, x: Axis, y: Axis, theme: _Theme) -> None:
             if axis.log and high / low >= 5
             else MaxNLocator(5, steps=[1, 2, 5, 10])
         )
-        own.set_major_locator(few if axis.ticks is None else FixedLocator(list(axis.ticks)))
-        own.set_minor_locator(FixedLocator([]))
-        own.set_major_formatter(FuncFormatter(lambda value, _, show=axis.show: show(value)))
+        ticks.set_major_locator(few if axis.ticks is None else FixedLocator(list(axis.ticks)))
+        ticks.set_minor_locator(FixedLocator([]))
+        ticks.set_major_formatter(FuncFormatter(lambda value, _, show=axis.show: show(value)))
         panel.tick_params(axis=name, color=theme(AXIS), labelcolor=theme(TEXT), length=4 if name == "x" else 0)
     panel.grid(axis="y", color=theme(GRID))
     panel.set_axisbelow(True)

@@ -58,7 +58,7 @@ def _last_part(word: str) -> str:
 
 
 def machine_facts() -> dict[str, Any]:
-    """The machine, in figures and names."""
+    """Describe the machine in figures and names."""
     import psutil
     import torch
 
@@ -127,7 +127,7 @@ class MemoryMeter:
             torch.cuda.reset_peak_memory_stats(self.cuda)
 
     def stop(self) -> tuple[int | None, int | None]:
-        """The peaks since `start`."""
+        """Give the peaks since `start`."""
         cuda = None
         if self.cuda is not None:
             import torch

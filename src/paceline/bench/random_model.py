@@ -58,7 +58,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomShape:
-    """Shape of a model.
+    """Says how large a model of random weights is, as `--random-shape` takes it.
 
     Attributes:
         family: a key of FAMILIES.
@@ -100,7 +100,7 @@ class RandomShape:
         return f"{self.family}:" + ",".join(f"{name}={getattr(self, name)}" for name in SIZES)
 
 
-SIZES = tuple(one.name for one in fields(RandomShape) if one.name != "family")
+SIZES = tuple(field.name for field in fields(RandomShape) if field.name != "family")
 MAY_BE_0 = ("head_dim", "tie", "seed")
 SHAPES = {
     "291m": RandomShape(),
@@ -122,14 +122,14 @@ def parse_shape(text: str) -> RandomShape:
     if family not in FAMILIES:
         known = f"{', '.join(SHAPES)} or llama:hidden=1024,layers=24,..., or another of {', '.join(FAMILIES)}"
         raise ConfigError(f"a random model must be {known}, got {text[:100]!r}")
-    given: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
         reject_unknown(f"a random {family}", {key: value}, SIZES)
-        need(key not in given, f"random model {key}", "be given once", text)
+        need(key not in sizes, f"random model {key}", "be given once", text)
         need(value.isdecimal() and len(value) < 12, f"random model {key}", "be an integer", value)
-        given[key] = int(value)
-    return RandomShape(family=family, **given)
+        sizes[key] = int(value)
+    return RandomShape(family=family, **sizes)
 
 
 def model_folder(text: str, folder: Path | None = None) -> Path:
@@ -171,7 +171,7 @@ def shape_config(shape: RandomShape) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     head_dim = shape.head_dim or shape.hidden // shape.heads
-    given = {
+    settings = {
         "model_type": shape.family,
         "dtype": "bfloat16",
         "vocab_size": shape.vocab,
@@ -188,16 +188,20 @@ def shape_config(shape: RandomShape) -> Any:
         **FAMILIES[shape.family],
     }
     if shape.family.startswith("gemma"):
-        given["query_pre_attn_scalar"] = head_dim
+        settings["query_pre_attn_scalar"] = head_dim
     elif shape.family in ("qwen2_moe", "qwen3_moe"):
-        given |= {"num_experts": shape.experts, "num_experts_per_tok": shape.top_k, "moe_intermediate_size": shape.mlp}
+        settings |= {
+            "num_experts": shape.experts,
+            "num_experts_per_tok": shape.top_k,
+            "moe_intermediate_size": shape.mlp,
+        }
     elif shape.family == "deepseek_v2":
-        given |= {"n_routed_experts": shape.experts, "num_experts_per_tok": shape.top_k}
-        given |= {"moe_intermediate_size": shape.mlp, "num_key_value_heads": shape.heads}
+        settings |= {"n_routed_experts": shape.experts, "num_experts_per_tok": shape.top_k}
+        settings |= {"moe_intermediate_size": shape.mlp, "num_key_value_heads": shape.heads}
     elif shape.family in ("mixtral", "gpt_oss"):
-        given |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.top_k}
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[given["model_type"]]
-    config = AutoConfig.for_model(**given, architectures=[architecture])
+        settings |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.top_k}
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[settings["model_type"]]
+    config = AutoConfig.for_model(**settings, architectures=[architecture])
     config.eos_token_id = None  # GLM-4 has one where none is given
     return config
 
@@ -235,7 +239,7 @@ def _write_shards(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path) -> 
         held.clear()
 
     for name, tensor in tensors:
-        if held and sum(one.nbytes for one in held.values()) + tensor.nbytes > SHARD_BYTES:
+        if held and sum(part.nbytes for part in held.values()) + tensor.nbytes > SHARD_BYTES:
             flush()
         held[name] = tensor
         total += tensor.nbytes
@@ -264,6 +268,6 @@ def _copy_tokenizer(folder: Path, vocab: int) -> None:
     least = int(json.loads((source / "config.json").read_text(encoding="utf-8"))["vocab_size"])
     need(vocab >= least, "random model vocab", f"be at least {least}, the size of the bundled tokenizer", vocab)
     shutil.copy(source / "tokenizer_config.json", folder)
-    given = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
-    given["model"]["vocab"] |= {f"<spare {index}>": index for index in range(least, vocab)}
-    (folder / "tokenizer.json").write_text(json.dumps(given), encoding="utf-8")
+    content = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+    content["model"]["vocab"] |= {f"<spare {index}>": index for index in range(least, vocab)}
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")

@@ -4,12 +4,13 @@ from .checkpoint import DTYPES as DTYPES
 from .checkpoint import SINGLE as SINGLE
 from .checkpoint import Checkpoint as Checkpoint
 from .denoiser_families import DENOISER_FAMILIES as DENOISER_FAMILIES
-from .denoiser_families import Rename as Rename
 from .denoiser_families import denoiser_spec as denoiser_spec
 from .denoiser_families import family_name as family_name
 from .denoiser_families import is_denoiser as is_denoiser
 from .digest import digest_of as digest_of
+from .families import Rename as Rename
 from .families import declared_dtype as declared_dtype
+from .families import renamed as renamed
 from .families import spec_from_config as spec_from_config
 from .generation_defaults import GenerationDefaults as GenerationDefaults
 from .gguf_blocks import block_values as block_values
@@ -54,6 +55,7 @@ from .quantization import values_of as values_of
 from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import read_json as read_json
 from .tokenizer import same_tokenizer as same_tokenizer
+from .unfinished import RUN_FINISHED as RUN_FINISHED
 from .unfinished import RUN_SETTINGS as RUN_SETTINGS
 from .vocabulary_bytes import BYTE as BYTE
 from .vocabulary_bytes import TokenBytes as TokenBytes

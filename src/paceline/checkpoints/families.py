@@ -7,6 +7,7 @@ A family is one line of `FAMILIES`. What a file asks for and the decoder cannot 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -37,14 +38,19 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Keys that change the model, with the values under which they do not."""
 
 Extra = Callable[[ConfigKeys], dict[str, Any]]
+Rename = tuple[tuple[re.Pattern[str], str], ...]
+"""Patterns of tensors' names, and what takes their place, one after another."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class ModelFamily:
     """What is fixed for a family; the rest is in its `config.json`.
 
     Attributes:
-        defaults: of keys that its files may leave out.
+        keys: keys of its files by other names than Llama's: own name -> Llama's, by which all code asks for them.
+        names: patterns of tensors' names of its own, and what takes their place, so that `checkpoints.weights` knows
+            them.
+        defaults: of keys that its files may leave out, by Llama's names.
         windows: see `layer_keys.layer_specs`.
         rope_by_type: one rotary table for each layer type.
         rope_in_windows: layers without a sliding window have no rotary embedding.
@@ -54,6 +60,8 @@ class Family:
         extra: further fields of ModelSpec, or other values of those that the others set.
     """
 
+    keys: Mapping[str, str] = field(default_factory=dict)
+    names: Rename = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     placement: Literal["pre", "post", "sandwich"] = "pre"
     norm_offset: bool = False
@@ -110,7 +118,7 @@ def _qwen2_moe(keys: ConfigKeys) -> dict[str, Any]:
 
 def _starcoder2(keys: ConfigKeys) -> dict[str, Any]:
     biases = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), keys.flag("use_bias"))
-    return biases | {"norm": "layer", "norm_bias": True, "norm_eps": keys.share("norm_epsilon"), "gated": False}
+    return biases | {"norm": "layer", "norm_bias": True, "gated": False}
 
 
 def _glm4(keys: ConfigKeys) -> dict[str, Any]:
@@ -120,7 +128,6 @@ def _glm4(keys: ConfigKeys) -> dict[str, Any]:
 def _cohere2(keys: ConfigKeys) -> dict[str, Any]:
     return {
         "norm": "layer",
-        "norm_eps": keys.share("layer_norm_eps"),
         "parallel": True,
         "logit_multiplier": keys.positive("logit_scale"),
     }
@@ -238,12 +245,16 @@ _QWEN2_MOE |= {"moe_intermediate_size": 1408, "shared_expert_intermediate_size":
 _GRANITE = dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0)
 _STARCODER2 = {
     "hidden_act": "gelu_pytorch_tanh",
-    "norm_epsilon": 1e-5,
+    "rms_norm_eps": 1e-5,
     "use_bias": True,
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }
+_STARCODER2_NAMES: Rename = (
+    (re.compile(r"\.mlp\.c_fc\."), ".mlp.up_proj."),
+    (re.compile(r"\.mlp\.c_proj\."), ".mlp.down_proj."),
+)
 _GLM4 = {
     "head_dim": 128,
     "num_key_value_heads": 2,
@@ -253,7 +264,7 @@ _GLM4 = {
     "attention_bias": True,
 }
 _COHERE2 = {
-    "layer_norm_eps": 1e-5,
+    "rms_norm_eps": 1e-5,
     "logit_scale": 0.0625,
     "max_position_embeddings": 8192,
     "sliding_window": 4096,
@@ -291,13 +302,15 @@ _DEEPSEEK_V2 = {
 }
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8}
 
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(mlp_bias=True),
-    "mistral": Family(defaults=_MISTRAL, windows="all", attention_bias="no"),
-    "qwen2": Family(defaults=_QWEN | {"num_key_value_heads": 32}, windows="types", attention_bias="qkv"),
-    "qwen3": Family(defaults=_QWEN | {"head_dim": 128, "num_key_value_heads": 32}, qk_norm="head", windows="types"),
-    "gemma2": Family(defaults=_GEMMA2, placement="sandwich", norm_offset=True, windows="types", extra=_gemma),
-    "gemma3_text": Family(
+FAMILIES: Mapping[str, ModelFamily] = {
+    "llama": ModelFamily(mlp_bias=True),
+    "mistral": ModelFamily(defaults=_MISTRAL, windows="all", attention_bias="no"),
+    "qwen2": ModelFamily(defaults=_QWEN | {"num_key_value_heads": 32}, windows="types", attention_bias="qkv"),
+    "qwen3": ModelFamily(
+        defaults=_QWEN | {"head_dim": 128, "num_key_value_heads": 32}, qk_norm="head", windows="types"
+    ),
+    "gemma2": ModelFamily(defaults=_GEMMA2, placement="sandwich", norm_offset=True, windows="types", extra=_gemma),
+    "gemma3_text": ModelFamily(
         defaults=_GEMMA3,
         placement="sandwich",
         norm_offset=True,
@@ -306,18 +319,32 @@ FAMILIES: Mapping[str, Family] = {
         rope_by_type=True,
         extra=_gemma3,
     ),
-    "phi3": Family(defaults=_PHI3, windows="all", attention_bias="no"),
-    "smollm3": Family(defaults=_SMOLLM3, windows="types", mlp_bias=True),
-    "olmo2": Family(defaults={"rms_norm_eps": 1e-5}, placement="post", qk_norm="full"),
-    "granite": Family(defaults=_GRANITE, mlp_bias=True, extra=_granite),
-    "mixtral": Family(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
-    "qwen3_moe": Family(defaults=_QWEN | _QWEN3_MOE, qk_norm="head", windows="all", extra=_qwen3_moe),
-    "qwen2_moe": Family(defaults=_QWEN | _QWEN2_MOE, attention_bias="no", extra=_qwen2_moe),
-    "starcoder2": Family(defaults=_STARCODER2, windows="all", attention_bias="no", extra=_starcoder2),
-    "glm4": Family(defaults=_GLM4, placement="sandwich", rope_interleaved=True, attention_bias="no", extra=_glm4),
-    "cohere2": Family(defaults=_COHERE2, windows="types", rope_in_windows=True, rope_interleaved=True, extra=_cohere2),
-    "gpt_oss": Family(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
-    "deepseek_v2": Family(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
+    "phi3": ModelFamily(defaults=_PHI3, windows="all", attention_bias="no"),
+    "smollm3": ModelFamily(defaults=_SMOLLM3, windows="types", mlp_bias=True),
+    "olmo2": ModelFamily(defaults={"rms_norm_eps": 1e-5}, placement="post", qk_norm="full"),
+    "granite": ModelFamily(defaults=_GRANITE, mlp_bias=True, extra=_granite),
+    "mixtral": ModelFamily(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
+    "qwen3_moe": ModelFamily(defaults=_QWEN | _QWEN3_MOE, qk_norm="head", windows="all", extra=_qwen3_moe),
+    "qwen2_moe": ModelFamily(defaults=_QWEN | _QWEN2_MOE, attention_bias="no", extra=_qwen2_moe),
+    "starcoder2": ModelFamily(
+        keys={"norm_epsilon": "rms_norm_eps"},
+        names=_STARCODER2_NAMES,
+        defaults=_STARCODER2,
+        windows="all",
+        attention_bias="no",
+        extra=_starcoder2,
+    ),
+    "glm4": ModelFamily(defaults=_GLM4, placement="sandwich", rope_interleaved=True, attention_bias="no", extra=_glm4),
+    "cohere2": ModelFamily(
+        keys={"layer_norm_eps": "rms_norm_eps"},
+        defaults=_COHERE2,
+        windows="types",
+        rope_in_windows=True,
+        rope_interleaved=True,
+        extra=_cohere2,
+    ),
+    "gpt_oss": ModelFamily(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
+    "deepseek_v2": ModelFamily(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
 }
 MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text"}
 """Families whose text part, `text_config`, runs natively."""
@@ -330,6 +357,13 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return config
     outer = {key: config[key] for key in ("tie_word_embeddings", "dtype", "torch_dtype") if config.get(key) is not None}
     return {**inner, **outer, "model_type": MULTIMODAL[str(config["model_type"])]}
+
+
+def renamed(stored: str, names: Rename) -> str:
+    """A tensor's name after all replacements."""
+    for pattern, new in names:
+        stored = pattern.sub(new, stored)
+    return stored
 
 
 def declared_dtype(config: Mapping[str, Any]) -> str | None:
@@ -359,7 +393,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """
     config = text_config(config)
     family = _family(config)
-    keys = ConfigKeys(config, {**_COMMON, **family.defaults}, str(config["model_type"]))
+    keys = ConfigKeys(config, {**_COMMON, **family.defaults}, str(config["model_type"]), family.keys)
     keys.check()
     _check_features(keys)
     heads, kv_heads, head_dim = _heads(keys)
@@ -390,19 +424,19 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, **extra)
 
 
-def _ropes(keys: ConfigKeys, family: Family, head_dim: int) -> Mapping[str, RopeSpec]:
+def _ropes(keys: ConfigKeys, family: ModelFamily, head_dim: int) -> Mapping[str, RopeSpec]:
     ropes = local_and_global(keys, head_dim) if family.rope_by_type else {"default": rope_spec(keys, head_dim)}
     return {key: replace(rope, interleaved=True) for key, rope in ropes.items()} if family.rope_interleaved else ropes
 
 
-def _layers(keys: ConfigKeys, family: Family, *, mixture: bool) -> tuple[LayerSpec, ...]:
+def _layers(keys: ConfigKeys, family: ModelFamily, *, mixture: bool) -> tuple[LayerSpec, ...]:
     layers = layer_specs(keys, family.windows, rope_by_type=family.rope_by_type, mixture=mixture)
     if family.rope_in_windows:
         return tuple(layer if layer.window else replace(layer, rope=None) for layer in layers)
     return layers
 
 
-def _family(config: Mapping[str, Any]) -> Family:
+def _family(config: Mapping[str, Any]) -> ModelFamily:
     name = config.get("model_type")
     if str(name) not in FAMILIES:
         raise UnsupportedModelError(f"architecture {name!r} is not native; native are {', '.join(FAMILIES)}")

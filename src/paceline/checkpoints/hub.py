@@ -18,7 +18,7 @@ from paceline.checkpoints.gguf_file import SPLIT, is_gguf, split_names
 from paceline.checkpoints.tokenizer import read_json
 from paceline.checkpoints.unfinished import refuse_unfinished
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
-from paceline.utils import need, one_line, shortened
+from paceline.utils import near_file, need, one_line, shortened
 
 DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 NOT_DOWNLOADED = ("*/*", "consolidated*.safetensors", "README*", "LICENSE*")
@@ -90,9 +90,11 @@ def resolve(
     if path.is_symlink():
         raise CheckpointError(f"{name} is a link to {path.readlink()}, which is not there; check the path")
     if name.endswith(".gguf") and (gguf_file is None and (path.parent.is_dir() or name.count("/") != 1)):
-        raise CheckpointError(f"no file {name!r}; check the path")
+        raise CheckpointError(f"no file {name!r}; check the path{near_file(path)}")
     if not HUB_ID.fullmatch(name) or name.endswith((".safetensors", ".bin")):
-        raise CheckpointError(f"no folder {name!r}, and not a hub id, which reads 'org/name'; {_instead_of(name)}")
+        raise CheckpointError(
+            f"no folder {name!r}, and not a hub id, which reads 'org/name'; {_instead_of(name)}{near_file(path)}"
+        )
     return _download(name, revision, code) if gguf_file is None else _download_gguf(name, revision, gguf_file)
 
 
@@ -111,7 +113,8 @@ def _gguf_in(folder: Path, wanted: str | None) -> Path | None:
     """The GGUF file of a folder: the one wanted, else the only one where there are no other weights; or None."""
     if wanted is not None:
         if not (folder / wanted).is_file():
-            raise CheckpointError(f"{folder} holds no file {wanted!r}; check gguf_file")
+            near = near_file(folder / wanted)
+            raise CheckpointError(f"{folder} holds no file {wanted!r}; check gguf_file{near}")
         return folder / wanted
     if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
         return None
@@ -129,7 +132,7 @@ def _bundled(name: str, revision: str | None) -> Path:
     """The folder of a model that ships with the package."""
     there = sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/config.json"))
     if name.removeprefix(BUNDLED_PREFIX) not in there:
-        known = " or ".join(BUNDLED_PREFIX + one for one in there)
+        known = " or ".join(BUNDLED_PREFIX + bundled for bundled in there)
         raise CheckpointError(f"no model called {name!r} ships with this package; name {known}")
     if revision is not None:
         raise ConfigError(
@@ -158,7 +161,7 @@ def _download_gguf(name: str, revision: str | None, file: str) -> Path:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=parts))
     except Exception as error:  # HTTP, cache and validation errors of several libraries
         raise _explain(error, name, revision) from error
-    if absent := [one for one in parts if not (folder / one).is_file()]:
+    if absent := [part for part in parts if not (folder / part).is_file()]:
         raise CheckpointError(f"{name} holds no file {absent[0]!r}; check gguf_file")
     return folder / parts[0]
 
@@ -176,17 +179,18 @@ def _explain(error: Exception, name: str, revision: str | None) -> CheckpointErr
     if isinstance(error, errors.RepositoryNotFoundError):
         return CheckpointError(
             f"no folder and no hub repository is called {name!r}; check the name, or log in with `hf auth login` if "
-            f"it is private"
+            f"it is private{near_file(Path(name))}"
         )
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         wanted = name if revision is None else f"{name} at revision {revision!r}"
         if constants.HF_HUB_OFFLINE:
             return CheckpointError(
                 f"no folder {name!r}, and {wanted} is not (or not whole) in the cache {constants.HF_HUB_CACHE} while "
-                "HF_HUB_OFFLINE is set; unset it to download"
+                f"HF_HUB_OFFLINE is set; unset it to download{near_file(Path(name))}"
             )
         return CheckpointError(
             f"no folder {name!r}, and the hub cannot be reached to download {wanted}; check the name and the connection"
+            f"{near_file(Path(name))}"
         )
     return CheckpointError(f"{name} cannot be downloaded ({one_line(error)}); check the name and the connection")
 
@@ -264,8 +268,8 @@ def _other_input(config: Mapping[str, Any], family: str) -> str:
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:
-    found = config.get("architectures")
-    return [str(name) for name in found] if isinstance(found, list) else []
+    architectures = config.get("architectures")
+    return [str(name) for name in architectures] if isinstance(architectures, list) else []
 
 
 def _is_readable(config: Mapping[str, Any], quantization: Mapping[str, Any]) -> bool:
@@ -277,15 +281,15 @@ def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
     text = config.get("text_config")
     for owner in (config, text if isinstance(text, Mapping) else {}):
         for key in ("quantization_config", "compression_config"):
-            found = owner.get(key)
-            if found is not None and not isinstance(found, Mapping):
+            value = owner.get(key)
+            if value is not None and not isinstance(value, Mapping):
                 raise CheckpointError(
-                    f"{folder}/config.json: {key!r} must be an object, got {shortened(found)}; use the bfloat16 or "
+                    f"{folder}/config.json: {key!r} must be an object, got {shortened(value)}; use the bfloat16 or "
                     "float16 checkpoint, or remove the key if the weights are not quantised"
                 )
-            if found is not None and not _is_readable(owner, found):
-                method = found.get("quant_method") or (
-                    "bitsandbytes" if found.get("load_in_4bit") or found.get("load_in_8bit") else "?"
+            if value is not None and not _is_readable(owner, value):
+                method = value.get("quant_method") or (
+                    "bitsandbytes" if value.get("load_in_4bit") or value.get("load_in_8bit") else "?"
                 )
                 raise UnsupportedModelError(
                     f"{folder} is quantised ({str(method).upper()}), which is not supported; {INSTEAD}"

@@ -11,8 +11,11 @@ from paceline.errors import CheckpointError
 RUN_SETTINGS: Final = Path("run", "training.json")
 """In the folder of what is trained: what its run is made of, and the command that goes on with it."""
 
-WRITTEN: Final = ("config.json", "adapter_config.json")
-"""What is written last of a model, a head or a draft model, and of an adapter."""
+RUN_FINISHED: Final = Path("run", "finished")
+"""There once the result is written, whatever it is; earlier versions left no such mark."""
+
+WRITTEN: Final = (str(RUN_FINISHED), "config.json", "adapter_config.json")
+"""Signs of a result, each written last: that mark, and what a model, a head or a draft model, and an adapter have."""
 
 
 def refuse_unfinished(folder: Path) -> None:

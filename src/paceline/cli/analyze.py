@@ -76,7 +76,7 @@ def acceptance(
     html: Html = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is not such a page.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
 ) -> None:
     """Compare how often each rule of verification accepts a draft with the most that any exact rule could accept."""
     counts, nodes = numbers("--drafts", drafts, MOST_DRAFTS), numbers("--budgets", budgets, MOST_NODES)
@@ -85,18 +85,22 @@ def acceptance(
     if html is not None:
         _check_page(html, force)
     if p is None and q is None:
-        rows = _scored(read_prompt(text, file), given, draft_model, temperature, positions)
+        rows = _scored(read_prompt(text, file), flag_values, draft_model, temperature, positions)
     elif text is not None or file is not None:
         raise ConfigError("give either --p and --q or a text, not both")
     else:
-        own = ("draft-model", draft_model, None), ("temperature", temperature, 1.0), ("positions", positions, POSITIONS)
-        rows = _read_both(p, q, [*given, *(name for name, typed, usual in own if typed != usual)])
+        model_flags = (
+            ("draft-model", draft_model, None),
+            ("temperature", temperature, 1.0),
+            ("positions", positions, POSITIONS),
+        )
+        rows = _read_both(p, q, [*flag_values, *(name for name, typed, usual in model_flags if typed != usual)])
     from paceline.bench.acceptance import analyze_acceptance
 
-    found = analyze_acceptance(*rows, counts, nodes)
+    analysis = analyze_acceptance(*rows, counts, nodes)
     if html is not None:
-        _write_page(html, found)
-    print(json.dumps(found.to_dict()) if as_json else words(found))
+        _write_page(html, analysis)
+    print(json.dumps(analysis.to_dict()) if as_json else words(analysis))
 
 
 def _check_page(path: Path, force: bool) -> None:
@@ -107,11 +111,11 @@ def _check_page(path: Path, force: bool) -> None:
     outputs.must_be_page("--html", path, mark=ACCEPTANCE_MARK, command="analyze", force=force)
 
 
-def _write_page(path: Path, found: Analysis) -> None:
+def _write_page(path: Path, analysis: Analysis) -> None:
     from paceline.bench.acceptance import acceptance_html
 
     with outputs.writing("--html", path):
-        path.write_text(acceptance_html(found, NOTE), encoding="utf-8")
+        path.write_text(acceptance_html(analysis, NOTE), encoding="utf-8")
 
 
 def _read_both(p: Path | None, q: Path | None, models: list[str]) -> tuple[Any, Any]:
@@ -147,10 +151,10 @@ def read_rows(path: Path) -> Any:
     import numpy as np
 
     try:
-        found = (
+        values = (
             np.load(path, allow_pickle=False) if path.suffix == ".npy" else json.loads(path.read_text(encoding="utf-8"))
         )
-        rows = np.asarray(found)
+        rows = np.asarray(values)
         if rows.dtype.kind not in REAL:
             raise TypeError("it holds values that are not real numbers, or integers that are too large")
         return rows.astype(np.float64)
@@ -162,19 +166,21 @@ def read_rows(path: Path) -> Any:
         ) from None
 
 
-def _scored(text: str, given: dict[str, Any], draft: str | None, temperature: float, positions: int) -> tuple[Any, Any]:
+def _scored(
+    text: str, flag_values: dict[str, Any], draft: str | None, temperature: float, positions: int
+) -> tuple[Any, Any]:
     """Rows of the target and of the draft model on a text."""
-    if given.pop("speculative_config", None) is not None:
+    if flag_values.pop("speculative_config", None) is not None:
         raise ConfigError(
             "analyze compares rules itself; leave --speculative-config out and name the draft model with --draft-model"
         )
     from paceline.bench.acceptance import rows_of
     from paceline.cli.tune import default_drafts
 
-    draft = draft or next(iter(default_drafts(given)), None)
+    draft = draft or next(iter(default_drafts(flag_values)), None)
     if draft is None:
         raise ConfigError("a draft model is needed beside --model; name it with --draft-model")
-    llm = open_llm(given | {"speculative_config": "null"})
+    llm = open_llm(flag_values | {"speculative_config": "null"})
     tokens, size = llm.tokenizer.encode(text), llm.runner.info.vocab_size
     other = llm.models.open(draft)
     most = min(llm.runner.info.max_context, other.info.max_context)
@@ -184,15 +190,20 @@ def _scored(text: str, given: dict[str, Any], draft: str | None, temperature: fl
     return p, q
 
 
-def tables(found: Analysis) -> list[Table]:
+def tables(analysis: Analysis) -> list[Table]:
     """Acceptance by drafts, tokens per pass by nodes."""
     from rich import box
     from rich.table import Table
 
-    made = []
+    rich_tables = []
     parts = (
-        (f"acceptance by number of drafts, mean of {found.positions} positions", found.drafts, found.acceptance, ".4f"),
-        ("tokens per pass by nodes of the tree", found.budgets, found.tokens, ".3f"),
+        (
+            f"acceptance by number of drafts, mean of {analysis.positions} positions",
+            analysis.drafts,
+            analysis.acceptance,
+            ".4f",
+        ),
+        ("tokens per pass by nodes of the tree", analysis.budgets, analysis.tokens, ".3f"),
     )
     for title, columns, rows, form in parts:
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -203,16 +214,16 @@ def tables(found: Analysis) -> list[Table]:
             table.add_row(
                 name, *(format(value, form) for value in values), style="bold" if name.startswith("optimum") else None
             )
-        made.append(table)
-    return made
+        rich_tables.append(table)
+    return rich_tables
 
 
-def words(found: Analysis) -> str:
-    """Both tables as text."""
+def words(analysis: Analysis) -> str:
+    """Write both tables as text."""
     from rich.console import Console
 
     console = Console(highlight=False)
     with console.capture() as capture:
-        for table in tables(found):
+        for table in tables(analysis):
             console.print(table)
     return capture.get() + "\n".join(wrapped([NOTE.replace("\n", " ")]))

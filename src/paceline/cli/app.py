@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from traceback import extract_tb
 from typing import Annotated, Any
@@ -70,26 +70,44 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("generate")(generate.command)
-app.command("chat")(chat.command)
-app.command("serve")(serve.command)
-app.add_typer(batch.app, name="batch")
-app.command("methods")(methods.command)
-app.command("demo")(demo.command)
-app.command("verify")(verify.command)
-app.add_typer(bench.app, name="bench")
-app.command("explain")(explain.command)
-app.add_typer(analyze.app, name="analyze")
-app.command("tune")(tune.command)
-app.add_typer(train.app, name="train")
-app.add_typer(codebooks.app, name="codebooks")
-app.command("convert")(convert.command)
-app.command("count-tokens")(count_tokens.command)
-app.add_typer(profile.app, name="profile")
-app.command("doctor")(doctor.command)
-app.add_typer(datastore.app, name="datastore")
-app.command("warmup")(warmup.command)
-app.add_typer(cache.app, name="cache")
+GROUPS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    "Generate text": {
+        "demo": demo.command,
+        "generate": generate.command,
+        "chat": chat.command,
+        "serve": serve.command,
+        "batch": batch.app,
+    },
+    "Prove, measure and look": {
+        "verify": verify.command,
+        "bench": bench.app,
+        "explain": explain.command,
+        "analyze": analyze.app,
+        "methods": methods.command,
+    },
+    "Set up": {
+        "doctor": doctor.command,
+        "warmup": warmup.command,
+        "tune": tune.command,
+        "profile": profile.app,
+        "cache": cache.app,
+    },
+    "Make drafters": {
+        "train": train.app,
+        "convert": convert.command,
+        "datastore": datastore.app,
+        "count-tokens": count_tokens.command,
+        "codebooks": codebooks.app,
+    },
+}
+"""The commands in the order of the help, under what a user wants."""
+
+for title, commands_of_group in GROUPS.items():
+    for command_name, command in commands_of_group.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=command_name, rich_help_panel=title)
+        else:
+            app.command(command_name, rich_help_panel=title)(command)
 
 
 def _version(wanted: bool) -> None:
@@ -183,7 +201,7 @@ def _explain(error: BaseException) -> tuple[int, str]:
 def _extra(error: BaseException) -> str:
     """What to do about an argument too many: whether the command takes a text at all."""
     command = getattr(getattr(error, "ctx", None), "command", None)
-    takes = any(one.param_type_name == "argument" for one in getattr(command, "params", ()))
+    takes = any(parameter.param_type_name == "argument" for parameter in getattr(command, "params", ()))
     return "put a text of several words into quotes" if takes else "this command takes flags only"
 
 

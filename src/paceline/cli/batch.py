@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import httpx
 
     from paceline.async_llm import AsyncLLM
-    from paceline.batch import Requests, Results, Summary
+    from paceline.batch import Requests, ResultFile, Summary
 
 app = typer.Typer(name="batch", help="Files of requests in the format of OpenAI's batches: run.", add_completion=False)
 
@@ -61,89 +61,103 @@ def _group() -> None:
     """Files of requests in the format of OpenAI's batches."""
 
 
+Source = Annotated[Path, typer.Argument(metavar="IN", help="File of JSON lines: custom_id, method, url, body.")]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", metavar="OUT", help="File of the answers; one that is there goes on.")
+]
+Errors = Annotated[
+    Path | None, typer.Option("--errors", metavar="FILE", help="File of the failures; default: OUT.errors.jsonl.")
+]
+Url = Annotated[
+    str | None, typer.Option("--url", metavar="URL", help="Send to this server instead of loading a model.")
+]
+ApiKey = Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="For that server. Or PACELINE_API_KEY.")]
+RetryFor = Annotated[
+    float, typer.Option("--retry-for", min=0.0, metavar="SECONDS", help="Try a busy or unreachable server for so long.")
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        "--concurrency",
+        min=1,
+        max=10000,
+        help="Requests on their way at a time; default: twice --max-num-seqs, 32 for a server.",
+    ),
+]
+MaxNumSeqs = Annotated[
+    int | None, typer.Option("--max-num-seqs", min=1, help="Sequences decoded together; default: 16.")
+]
+OnRay = Annotated[bool, typer.Option("--ray", help="Spread the work over engines of their own.", rich_help_panel="Ray")]
+Replicas = Annotated[int | None, typer.Option("--replicas", help="How many; default: 2.", rich_help_panel="Ray")]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="Ray cluster that runs them; default: Ray on this machine alone.",
+        rich_help_panel="Ray",
+    ),
+]
+
+
 @app.command("run")
 @with_flags(sampling=False, diffusion=True, server=SERVER)
 def run(
     *,
-    source: Annotated[Path, typer.Argument(metavar="IN", help="File of JSON lines: custom_id, method, url, body.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="OUT", help="File of the answers; one that is there goes on.")
-    ],
-    errors: Annotated[
-        Path | None, typer.Option("--errors", metavar="FILE", help="File of the failures; default: OUT.errors.jsonl.")
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option("--url", metavar="URL", help="Send to this server instead of loading a model.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", metavar="KEY", help="For that server. Or PACELINE_API_KEY.")
-    ] = None,
-    retry_for: Annotated[
-        float,
-        typer.Option("--retry-for", min=0.0, metavar="SECONDS", help="Try a busy or unreachable server for so long."),
-    ] = 300.0,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            "--concurrency",
-            min=1,
-            max=10000,
-            help="Requests on their way at a time; default: twice --max-num-seqs, 32 for a server.",
-        ),
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option("--max-num-seqs", min=1, help="Sequences decoded together; default: 16.")
-    ] = None,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Spread the work over engines of their own.", rich_help_panel="Ray")
-    ] = False,
-    replicas: Annotated[
-        int | None,
-        typer.Option("--replicas", help="How many; default: 2.", rich_help_panel="Ray"),
-    ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            "--ray-address",
-            metavar="HOST:PORT",
-            help="Ray cluster that runs them; default: Ray on this machine alone.",
-            rich_help_panel="Ray",
-        ),
-    ] = None,
-    given: dict[str, Any],
+    source: Source,
+    output: Output,
+    errors: Errors = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    retry_for: RetryFor = 300.0,
+    concurrency: Concurrency = None,
+    max_num_seqs: MaxNumSeqs = None,
+    ray: OnRay = False,
+    replicas: Replicas = None,
+    ray_address: RayAddress = None,
+    flag_values: dict[str, Any],
 ) -> None:
     """Answer a file of requests; run again after a crash, it goes on where it stopped."""
     if missing := [name for name in ("httpx", "fastapi", "prometheus_client") if find_spec(name) is None]:
         raise ConfigError(f"`paceline batch` needs {missing[0]}; pip install 'paceline[serve]'")
-    from paceline.batch import Requests, Results
+    from paceline.batch import Requests, ResultFile
 
-    given |= {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}
+    flag_values |= {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}
     if url is not None:
-        _reject(given)
+        _reject(flag_values)
     elif api_key is not None:
         raise ConfigError("--api-key is for a server; give its --url")
     spread = _spread(url, replicas, ray_address, on_ray=ray)
     failures = _checked(source, output, errors)
     with spinner("reading the requests"):
         requests = Requests(source)
-    name = None if url is not None else (given.get("served_model_name") or [str(given.get("model", "bundled"))])[0]
+    name = (
+        None
+        if url is not None
+        else (flag_values.get("served_model_name") or [str(flag_values.get("model", "bundled"))])[0]
+    )
     with (
         closing(requests),
-        Results(output, requests, model=name) as results,
-        Results(failures, requests, fresh=True) as failed,
+        ResultFile(output, requests, model=name) as results,
+        ResultFile(failures, requests, fresh=True) as failed,
     ):
-        job = Job(requests, results, failed, retry_for)
-        summary = _run(job, given, url=url, api_key=api_key, size=concurrency, spread=spread)
+        job = BatchJob(requests, results, failed, retry_for)
+        summary = _run(job, flag_values, url=url, api_key=api_key, size=concurrency, spread=spread)
     _tell(requests, output, failures, summary)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """The files of a run."""
+class BatchJob:
+    """Answers a file of requests.
+
+    Attributes:
+        results, failed: files of what was answered, and of what failed.
+        patience: seconds for which a busy or unreachable server is tried again.
+    """
 
     requests: Requests
-    results: Results
-    failed: Results
+    results: ResultFile
+    failed: ResultFile
     patience: float
 
     async def run(self, client: httpx.AsyncClient, concurrency: int, application: Any = None) -> Summary:
@@ -163,8 +177,8 @@ class Job:
 
 
 def _run(
-    job: Job,
-    given: dict[str, Any],
+    job: BatchJob,
+    flag_values: dict[str, Any],
     *,
     url: str | None,
     api_key: str | None,
@@ -183,11 +197,11 @@ def _run(
         return Summary()
     try:
         if spread is not None:
-            return _decode_on_ray(job, given, size, spread)
+            return _decode_on_ray(job, flag_values, size, spread)
         if url is None:
-            return _decode(job, given, size)
+            return _decode(job, flag_values, size)
         size = size or REMOTE
-        return asyncio.run(job.run(_client(url, api_key, given.get("request_timeout", HOUR), size), size))
+        return asyncio.run(job.run(_client(url, api_key, flag_values.get("request_timeout", HOUR), size), size))
     except KeyboardInterrupt:
         remark(f"{results.count} of {counted(total, 'request')} are answered; the same command goes on")
         raise
@@ -209,13 +223,13 @@ def _spread(url: str | None, replicas: int | None, ray_address: str | None, *, o
     return ReplicaConfig(replicas=2 if replicas is None else replicas, ray_address=ray_address)
 
 
-def _reject(given: dict[str, Any]) -> None:
+def _reject(flag_values: dict[str, Any]) -> None:
     """What an engine of ours would need.
 
     Raises:
         ConfigError: with the names.
     """
-    wrong = [f"--{name.replace('_', '-')}" for name in given if name != "request_timeout"]
+    wrong = [f"--{name.replace('_', '-')}" for name in flag_values if name != "request_timeout"]
     if wrong:
         raise ConfigError(f"the server of --url has its own settings; leave {', '.join(wrong)} out")
 
@@ -254,45 +268,47 @@ def _client(url: str, key: str | None, timeout: float, concurrency: int) -> http
     )
 
 
-def _decode(job: Job, given: dict[str, Any], concurrency: int | None) -> Summary:
+def _decode(job: BatchJob, flag_values: dict[str, Any], concurrency: int | None) -> Summary:
     """Load a model and ask its application, without a server in between."""
     from paceline.async_llm import AsyncLLM
 
-    own = _own_config(given)
-    model = AsyncLLM(open_llm(given, diffusion=True))
-    client, application = _behind(model, own)
+    server_config = _server_config(flag_values)
+    model = AsyncLLM(open_llm(flag_values, diffusion=True))
+    client, application = _behind(model, server_config)
     try:
-        return asyncio.run(job.run(client, concurrency or 2 * given.get("max_num_seqs", 16), application))
+        return asyncio.run(job.run(client, concurrency or 2 * flag_values.get("max_num_seqs", 16), application))
     finally:
         model.close()
 
 
-def _decode_on_ray(job: Job, given: dict[str, Any], concurrency: int | None, wanted: ReplicaConfig) -> Summary:
+def _decode_on_ray(
+    job: BatchJob, flag_values: dict[str, Any], concurrency: int | None, replica_config: ReplicaConfig
+) -> Summary:
     """Let Ray's actors load the model, and ask theirs."""
-    if wanted.ray_address is not None and "threads" not in given:
+    if replica_config.ray_address is not None and "threads" not in flag_values:
         raise ConfigError("--ray-address needs --threads: how many cores its machines have is not known here")
-    own, threads = _own_config(given), wanted.threads(given.get("threads"))
-    make = partial(_loaded, engine_options(given) | {"threads": threads}, own)
-    with local_ray(max(cores(), threads * wanted.replicas), wanted.ray_address):
+    server_config, threads = _server_config(flag_values), replica_config.threads(flag_values.get("threads"))
+    make = partial(_loaded, engine_options(flag_values) | {"threads": threads}, server_config)
+    with local_ray(max(cores(), threads * replica_config.replicas), replica_config.ray_address):
         from paceline.batch import ray_data
 
         run = ray_data.RayRun(
             make,
-            actors=wanted.replicas,
+            actors=replica_config.replicas,
             threads=threads,
-            concurrency=concurrency or 2 * given.get("max_num_seqs", 16),
+            concurrency=concurrency or 2 * flag_values.get("max_num_seqs", 16),
             patience=job.patience,
         )
         with _bar(len(job.requests), job.results.count) as show:
             return ray_data.answer_all_on_ray(job.requests, job.results, job.failed, run, progress=show)
 
 
-def _own_config(given: dict[str, Any]) -> ServerConfig:
+def _server_config(flag_values: dict[str, Any]) -> ServerConfig:
     """How requests are answered; its options are taken out of those for the model."""
-    own = {name: given.pop(name) for name in SERVER if name in given}
-    own = {"served_model_name": [str(given.get("model", "bundled"))], "request_timeout": DAY, **own}
+    options = {name: flag_values.pop(name) for name in SERVER if name in flag_values}
+    options = {"served_model_name": [str(flag_values.get("model", "bundled"))], "request_timeout": DAY, **options}
     most = MAX_COUNT
-    return ServerConfig(max_waiting=most, max_streams_per_key=most, max_outputs_per_key=most, **own)
+    return ServerConfig(max_waiting=most, max_streams_per_key=most, max_outputs_per_key=most, **options)
 
 
 def _loaded(options: dict[str, Any], config: ServerConfig) -> tuple[httpx.AsyncClient, Any]:

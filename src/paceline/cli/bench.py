@@ -139,16 +139,16 @@ app = typer.Typer(
 
 def _repeated_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Make -s / --speculative-config of a command repeatable, none being allowed."""
-    signature, made = inspect.signature(command), []
+    signature, parameters = inspect.signature(command), []
     repeatable = Annotated[
         list[str] | None,
         typer.Option("--speculative-config", "-s", metavar="JSON", help=SETTING_HELP, rich_help_panel="Settings"),
     ]
     for parameter in signature.parameters.values():
-        own = parameter.name != "speculative_config"
-        made.append(parameter if own else parameter.replace(default=None, annotation=repeatable))
-    command.__signature__ = signature.replace(parameters=made)  # type: ignore[attr-defined]  # read by typer
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in made}
+        unchanged = parameter.name != "speculative_config"
+        parameters.append(parameter if unchanged else parameter.replace(default=None, annotation=repeatable))
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # read by typer
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 
 
@@ -175,7 +175,7 @@ def command(
     seed: Seed = 0,
     output: Output = None,
     html: Html = None,
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
 ) -> None:
     """Decode prompts with every method and plainly, in turn, and say what each gains."""
     if context.invoked_subcommand is not None:
@@ -183,12 +183,12 @@ def command(
     bench_documents.must_be_writable(output, html)
     sizes = {"limit": limit, "max_tokens": max_tokens, "repeats": repeats}
     options = _options(sizes, (batch, temperature, load), quick=quick, seed=seed, ignore_eos=ignore_eos, raw=raw)
-    _name_random(given, random_shape)
+    _name_random(flag_values, random_shape)
     dials = _numbers("--dial", dial, 0.0, 1.0), dial_tokens
     from paceline.bench.run import dial_registered
 
     with dial_registered():
-        document = _measure(given, workload or [], dials, options, draft=draft_model, context=context)
+        document = _measure(flag_values, workload or [], dials, options, draft=draft_model, context=context)
     _show(document)
     bench_documents.write(document, output, html)
     raise typer.Exit(_exit_code(document))
@@ -232,7 +232,7 @@ def _numbers(flag: str, text: str, low: float, high: float, *, whole: bool = Fal
     Raises:
         ConfigError: no number, or one outside low..high.
     """
-    found: list[float] = []
+    numbers: list[float] = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         try:
             value = int(part) if whole else float(part)
@@ -241,21 +241,21 @@ def _numbers(flag: str, text: str, low: float, high: float, *, whole: bool = Fal
         if not low <= value <= high:
             kind = "integers" if whole else "numbers"
             raise ConfigError(f"{flag} must be {kind} in {low:g}..{high:g}, separated by commas, got {text[:100]!r}")
-        if value not in found:
-            found.append(value)
-    return tuple(found)
+        if value not in numbers:
+            numbers.append(value)
+    return tuple(numbers)
 
 
-def _name_random(given: dict[str, Any], shape: str | None) -> None:
+def _name_random(flag_values: dict[str, Any], shape: str | None) -> None:
     """--random-shape is another way to say --model."""
     if shape is not None:
-        if "model" in given:
+        if "model" in flag_values:
             raise ConfigError("give either --model or --random-shape, not both")
-        given["model"] = RANDOM + shape
+        flag_values["model"] = RANDOM + shape
 
 
 def _measure(
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
     texts: list[str],
     points: tuple[tuple[float, ...], int | None],
     options: Options,
@@ -272,13 +272,13 @@ def _measure(
     from paceline.bench.run import default_settings, dial_settings, parse_settings
 
     open_peers: OpenPeers = context.obj or _no_peers
-    chosen, dials = parse_settings(given.pop("speculative_config", None) or []), dial_settings(*points)
-    random = str(given.get("model", "")).startswith(RANDOM)
-    llm = _open(given, options)
+    chosen, dials = parse_settings(flag_values.pop("speculative_config", None) or []), dial_settings(*points)
+    random = str(flag_values.get("model", "")).startswith(RANDOM)
+    llm = _open(flag_values, options)
     from paceline.bench import read_bandwidth
     from paceline.bench.run import Harness, build_document, load_sweep
 
-    work = _workloads(texts, llm, options)
+    workloads = _workloads(texts, llm, options)
     skipped: list[dict[str, str]] = []
     if not chosen and not (dials and random):
         chosen, skipped = default_settings(llm, draft)
@@ -287,13 +287,13 @@ def _measure(
     bandwidth = read_bandwidth(llm.runner.info.device)
     with TerminatedToo(), progress_bar() as bar, open_peers(llm, draft, show := stages(bar)) as peers:
         harness = Harness(llm, [*chosen, *dials], options, show, peers)
-        harness.run(work)
-        for one in work:
-            if one.arrivals is not None and not harness.results.interrupted:
-                load_sweep(harness, one)
+        harness.run(workloads)
+        for workload in workloads:
+            if workload.arrivals is not None and not harness.results.interrupted:
+                load_sweep(harness, workload)
     return build_document(
         harness,
-        work,
+        workloads,
         skipped=skipped,
         bandwidth=bandwidth,
         random=random,
@@ -313,22 +313,22 @@ def _workloads(texts: list[str], llm: LLM, options: Options) -> list[Workload]:
     info = llm.runner.info
     sizes = {"vocab_size": info.vocab_size, "max_context": info.max_context}
     work = load_workloads(texts, **sizes, seed=options.seed, limit=options.limit)
-    if options.rates != (1.0,) and all(one.arrivals is None for one in work):
+    if options.rates != (1.0,) and all(workload.arrivals is None for workload in work):
         raise ConfigError(
             "--load is the rate of a request trace, and no workload is one; leave it out, or add -w trace=FILE"
         )
     return work
 
 
-def _open(given: dict[str, Any], options: Options) -> LLM:
+def _open(flag_values: dict[str, Any], options: Options) -> LLM:
     """The model, with room for the largest batch; from then on Ctrl-C raises KeyboardInterrupt."""
     from paceline.bench import model_folder
     from paceline.llm import LLM
 
-    if str(given.get("model", "")).startswith(RANDOM):
-        given["model"] = str(model_folder(given["model"]))
-    reject_diffusion(given)
-    chosen = engine_options(given) | {"speculative_config": None, "seed": options.seed}
+    if str(flag_values.get("model", "")).startswith(RANDOM):
+        flag_values["model"] = str(model_folder(flag_values["model"]))
+    reject_diffusion(flag_values)
+    chosen = engine_options(flag_values) | {"speculative_config": None, "seed": options.seed}
     llm = LLM(**chosen, max_num_seqs=max(16, *options.batches), enable_prefix_caching=False)
     raise_from_now_on()
     return llm
@@ -340,8 +340,8 @@ def _show(document: dict[str, Any]) -> None:
     from paceline.bench.report import document_remarks, document_tables
 
     console = Console(highlight=False)
-    for one in document_tables(document, console.width):
-        console.print(one)
+    for table in document_tables(document, console.width):
+        console.print(table)
         console.print()
     say(*_by_reason(document_remarks(document)), indent="  ")
 

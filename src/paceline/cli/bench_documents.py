@@ -87,50 +87,53 @@ def compare(
     from paceline.bench.report import compare_documents
     from paceline.bench.run import load_document
 
-    found = compare_documents(load_document(a), load_document(b))
-    if not found.lines:
+    comparison = compare_documents(load_document(a), load_document(b))
+    if not comparison.lines:
         raise ConfigError(f"{a.name!r} and {b.name!r} have no setting, workload, temperature and batch size in common")
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(comparison.to_dict()))
     else:
-        _show_comparison(found)
-    if fail_below is not None and (below := found.below(fail_below)):
-        print(f"paceline: {_verdict(below, len(found.lines), fail_below)}", file=sys.stderr)
+        _show_comparison(comparison)
+    if fail_below is not None and (below := comparison.below(fail_below)):
+        print(f"paceline: {_verdict(below, len(comparison.lines), fail_below)}", file=sys.stderr)
         raise typer.Exit(1)
 
 
 def _verdict(below: Sequence[ComparedLine], number: int, limit: float) -> str:
     """Why --fail-below fails, with the worst line as the example."""
     worst = min(below, key=lambda line: -math.inf if line.speed is None else line.speed.low)
-    found = f"no figure ({worst.reason})" if worst.speed is None else f"a lower 95 % bound of {worst.speed.low:.3f}"
+    bound = f"no figure ({worst.reason})" if worst.speed is None else f"a lower 95 % bound of {worst.speed.low:.3f}"
     name = ", ".join(map(str, worst.key))
-    return f"{len(below)} of {number} tokens/s ratios B / A may be under {limit:g} (--fail-below); {name} has {found}"
+    return f"{len(below)} of {number} tokens/s ratios B / A may be under {limit:g} (--fail-below); {name} has {bound}"
 
 
-def _show_comparison(found: Comparison) -> None:
+def _show_comparison(comparison: Comparison) -> None:
     from rich.console import Console
 
     from paceline.bench.report import comparison_table
     from paceline.utils import ENOUGH
 
     console = Console(highlight=False)
-    for one in comparison_table(found, console.width):
-        console.print(one)
+    for table in comparison_table(comparison, console.width):
+        console.print(table)
         console.print()
     lines = [
-        f"A star marks a difference that is significant after correction for {found.comparisons} comparisons "
+        f"A star marks a difference that is significant after correction for {comparison.comparisons} comparisons "
         f"(Bonferroni)."
     ]
-    few = sum(line.speed is not None and line.speed.n < ENOUGH for line in found.lines)
+    few = sum(line.speed is not None and line.speed.n < ENOUGH for line in comparison.lines)
     if few:
         lines.append(
-            f"{few} of {len(found.lines)} lines rest on fewer than {ENOUGH} prompts or batches, too few for a star."
+            f"{few} of {len(comparison.lines)} lines rest on fewer than {ENOUGH} prompts or batches, too few for a "
+            "star."
         )
-    lines += [f"no figures for {', '.join(map(str, line.key))}: {line.reason}" for line in found.lines if line.reason]
-    lines += [f"the runs also differ in {warning}" for warning in found.warnings]
+    lines += [
+        f"no figures for {', '.join(map(str, line.key))}: {line.reason}" for line in comparison.lines if line.reason
+    ]
+    lines += [f"the runs also differ in {warning}" for warning in comparison.warnings]
     lines += [
         f"only in {name}: {', '.join(map(str, key))}"
-        for name, keys in (("A", found.only_a), ("B", found.only_b))
+        for name, keys in (("A", comparison.only_a), ("B", comparison.only_b))
         for key in keys
     ]
     say(*lines, indent="  ")
@@ -150,7 +153,7 @@ def report(
 
     path = output or document.with_suffix(".html")
     _must_be_report("--output", path)
-    found = load_document(document)
+    content = load_document(document)
     with outputs.writing("--output", path):
-        write_report(found, path)
+        write_report(content, path)
     print(path)

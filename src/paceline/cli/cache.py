@@ -30,8 +30,8 @@ PACKAGE = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What is kept under one name.
+class CacheEntry:
+    """Says what is kept under one name, and where.
 
     Attributes:
         what: it is. paths: files, or folders that belong to it wholly. remade: by itself, where it is missed.
@@ -44,8 +44,10 @@ class Entry:
 
     @property
     def files(self) -> list[Path]:
-        """All files."""
-        inside = [[one] if one.is_file() else [path for path in one.rglob("*") if path.is_file()] for one in self.paths]
+        """List all files."""
+        inside = [
+            [path] if path.is_file() else [path for path in path.rglob("*") if path.is_file()] for path in self.paths
+        ]
         return [path for some in inside for path in some]
 
 
@@ -62,23 +64,23 @@ OTHERS = {
 """Folders of what is stored: what is made again by itself, and what is not."""
 
 
-def entries() -> list[Entry]:
+def entries() -> list[CacheEntry]:
     """All that is there, packed weights model by model, the largest first."""
     from paceline.checkpoints import packed_folder
     from paceline.utils import kernel_files, user_cache
 
     packed = packed_folder()
-    found = [
-        Entry(f"packed/{path.stem}", "packed weights", [path])
+    kept = [
+        CacheEntry(f"packed/{path.stem}", "packed weights", [path])
         for path in (packed.iterdir() if packed.is_dir() else ())
         if path.is_file()
     ]
-    found.append(Entry("kernels", "compiled code", kernel_files(PACKAGE)))
-    found += [Entry(name, what, _inside(user_cache(name))) for name, what in MEASURED.items()]
-    found += [Entry(name, what, _inside(user_cache(name)), remade=False) for name, what in OTHERS.items()]
+    kept.append(CacheEntry("kernels", "compiled code", kernel_files(PACKAGE)))
+    kept += [CacheEntry(name, what, _inside(user_cache(name))) for name, what in MEASURED.items()]
+    kept += [CacheEntry(name, what, _inside(user_cache(name)), remade=False) for name, what in OTHERS.items()]
     peers = _inside(user_cache("peers", "PACELINE_HOME"))
-    found.append(Entry("peers", "environments of other engines", peers, remade=False))
-    return sorted((one for one in found if one.paths), key=lambda one: -size_of(one.files))
+    kept.append(CacheEntry("peers", "environments of other engines", peers, remade=False))
+    return sorted((entry for entry in kept if entry.paths), key=lambda entry: -size_of(entry.files))
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -109,30 +111,37 @@ def show(as_json: Json = False) -> None:
     from paceline.checkpoints import packed_folder
     from paceline.utils import limit, user_cache
 
-    found, folder = entries(), user_cache("")
-    sizes = [size_of(one.files) for one in found]
+    kept, folder = entries(), user_cache("")
+    sizes = [size_of(entry.files) for entry in kept]
     most = limit(packed_folder())
     if as_json:
         rows = [
-            {"name": one.name, "what": one.what, "bytes": size, "age_seconds": _age(one.files), "remade": one.remade,
-             "folder": str(_folder(one))}
-            for one, size in zip(found, sizes, strict=True)
-        ]  # fmt: skip
+            {
+                "name": entry.name,
+                "what": entry.what,
+                "bytes": size,
+                "age_seconds": _age(entry.files),
+                "remade": entry.remade,
+                "folder": str(_folder(entry)),
+            }
+            for entry, size in zip(kept, sizes, strict=True)
+        ]
         print(json.dumps({"folder": str(folder), "bytes": sum(sizes), "most_packed_bytes": most, "entries": rows}))
         return
-    width = max((len(one.name) for one in found), default=0)
-    for one, size in zip(found, sizes, strict=True):
+    width = max((len(entry.name) for entry in kept), default=0)
+    for entry, size in zip(kept, sizes, strict=True):
         say(
-            f"{one.name:<{width}}  {_bytes(size):>8}  {_ago(_age(one.files)):>10}  {one.what}", indent=" " * (width + 2)
+            f"{entry.name:<{width}}  {_bytes(size):>8}  {_ago(_age(entry.files)):>10}  {entry.what}",
+            indent=" " * (width + 2),
         )
-    kernels = [str(_folder(one)) for one in found if one.name == "kernels"]
+    kernels = [str(_folder(entry)) for entry in kept if entry.name == "kernels"]
     say(
         f"{_bytes(sum(sizes))} in {folder}" + (f", kernels in {PACKAGE}" if kernels else "")
         + f"; packed weights may take {_bytes(most)} (PACELINE_CACHE_GB)"
     )  # fmt: skip
 
 
-def _folder(entry: Entry) -> Path:
+def _folder(entry: CacheEntry) -> Path:
     first = entry.paths[0]
     return first if first.is_dir() else first.parent
 
@@ -142,33 +151,35 @@ def _folder(entry: Entry) -> Path:
 def clear(names: Names = None) -> None:
     """Delete what is kept: what is made again by itself, or what is named; profiles and models only by name."""
     there = entries()
-    wanted = [one for one in there if one.remade] if not names else _named(names, there)
-    size, count = size_of(path for one in wanted for path in one.files), 0
-    for one in wanted:
-        for path in one.paths:
+    wanted = [entry for entry in there if entry.remade] if not names else _named(names, there)
+    size, count = size_of(path for entry in wanted for path in entry.files), 0
+    for entry in wanted:
+        for path in entry.paths:
             try:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             except OSError as error:
                 raise ConfigError(f"{str(path)!r} cannot be removed ({error.strerror or error})") from None
             count += 1
-    what = listed(one.name for one in wanted) if wanted else "nothing"
+    what = listed(entry.name for entry in wanted) if wanted else "nothing"
     say(f"removed {what}" + (f": {_bytes(size)}" if wanted else ""))
 
 
-def _named(names: Iterable[str], there: list[Entry]) -> list[Entry]:
+def _named(names: Iterable[str], there: list[CacheEntry]) -> list[CacheEntry]:
     """The entries of these names; "packed" is all packed weights.
 
     Raises:
         ConfigError: an unknown one.
     """
-    found: list[Entry] = []
+    named: list[CacheEntry] = []
     for name in names:
-        fitting = [one for one in there if name in (one.name, one.name.partition("/")[0], one.name.partition("/")[2])]
+        fitting = [
+            entry for entry in there if name in (entry.name, entry.name.partition("/")[0], entry.name.partition("/")[2])
+        ]
         if not fitting:
-            known = listed(dict.fromkeys(one.name for one in there)) or "nothing"
+            known = listed(dict.fromkeys(entry.name for entry in there)) or "nothing"
             raise ConfigError(f"nothing called {name!r} is kept; there is {known}")
-        found += [one for one in fitting if one not in found]
-    return found
+        named += [entry for entry in fitting if entry not in named]
+    return named
 
 
 def _bytes(size: float) -> str:

@@ -43,13 +43,13 @@ def show(
     asked, other = read_prompt(text, file), None if against is None else read_prompt(None, against)
     model = _opened(folder)
     chosen = _books(model, book)
-    found, apart = model.firing(asked), None if other is None else model.firing(other)
+    firing, apart = model.firing(asked), None if other is None else model.firing(other)
     if as_json:
-        print(json.dumps({"tokens": found.tokens, "codes": {name: found.codes[name] for name in chosen}}))
+        print(json.dumps({"tokens": firing.tokens, "codes": {name: firing.codes[name] for name in chosen}}))
         return
     for name in chosen:
         print(name)
-        for line in _lines(found, name, apart, most):
+        for line in _lines(firing, name, apart, most):
             print(f"  {line}")
 
 
@@ -68,7 +68,7 @@ def generate(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws.")] = 0,
 ) -> None:
     """Go on with a prompt, with codes forced from its last token on."""
-    asked, wanted = read_prompt(prompt, file), dict(_forced(one) for one in force or ())
+    asked, wanted = read_prompt(prompt, file), dict(_forced(choice) for choice in force or ())
     model = _opened(folder)
     print(model.generate(asked, force=wanted, max_tokens=max_tokens, temperature=temperature, seed=seed))
 
@@ -82,34 +82,34 @@ def _opened(folder: Path) -> CodebookModel:
 
 def _books(model: CodebookModel, wanted: list[str] | None) -> list[str]:
     known = list(model.books.names)
-    if unknown := [one for one in wanted or () if one not in known]:
+    if unknown := [book for book in wanted or () if book not in known]:
         raise ConfigError(f"--book must be one of {known[0]} to {known[-1]}, got {unknown[0]!r}")
     return wanted or known
 
 
-def _forced(given: str) -> tuple[str, list[int]]:
+def _forced(typed: str) -> tuple[str, list[int]]:
     """A book and its codes, of BOOK=CODES.
 
     Raises:
         ConfigError: something else.
     """
-    name, _, codes = given.partition("=")
+    name, _, codes = typed.partition("=")
     try:
-        return name, [int(one) for one in codes.split(",")]
+        return name, [int(code) for code in codes.split(",")]
     except ValueError:
-        raise ConfigError(f"--force must be as 3.mlp=17 or 3.mlp=17,40, got {given!r}") from None
+        raise ConfigError(f"--force must be as 3.mlp=17 or 3.mlp=17,40, got {typed!r}") from None
 
 
-def _lines(found: Firing, name: str, apart: Firing | None, most: int) -> list[str]:
+def _lines(firing: Firing, name: str, apart: Firing | None, most: int) -> list[str]:
     """The codes of a book that fire most often, each with its number of tokens and some of them."""
     where: dict[int, list[str]] = {}
-    for token, ids in zip(found.tokens, found.codes[name], strict=True):
-        for one in ids:
-            where.setdefault(one, []).append(token)
-    left_out = set() if apart is None else {one for ids in apart.codes[name] for one in ids}
-    ordered = sorted((one for one in where if one not in left_out), key=lambda one: (-len(where[one]), one))
+    for token, ids in zip(firing.tokens, firing.codes[name], strict=True):
+        for code in ids:
+            where.setdefault(code, []).append(token)
+    left_out = set() if apart is None else {code for ids in apart.codes[name] for code in ids}
+    ordered = sorted((code for code in where if code not in left_out), key=lambda code: (-len(where[code]), code))
     lines = []
-    for one in ordered[:most]:
-        tokens = " ".join(repr(token) for token, _ in Counter(where[one]).most_common(NAMED))
-        lines.append(f"{one:>6}  {len(where[one]):>4}  {tokens}")
+    for code in ordered[:most]:
+        tokens = " ".join(repr(token) for token, _ in Counter(where[code]).most_common(NAMED))
+        lines.append(f"{code:>6}  {len(where[code]):>4}  {tokens}")
     return lines

@@ -19,10 +19,10 @@ def command(
         str, typer.Option("--to", help="paceline, speculators, eagle, medusa, medusa_vllm, hydra or mlp_speculator.")
     ],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the files go.")],
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
 ) -> None:
     """Write a head for another engine, or one of another engine for this; --model names its target."""
     from paceline.training import convert
 
-    found = convert(open_llm(given | {"speculative_config": "null"}), head, to, output)
-    say(f"Wrote {found}.")
+    written = convert(open_llm(flag_values | {"speculative_config": "null"}), head, to, output)
+    say(f"Wrote {written}.")

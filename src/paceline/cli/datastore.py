@@ -55,15 +55,15 @@ def build(
     ] = False,
 ) -> None:
     """Make a datastore of texts with the tokenizer of a model."""
-    found = _found(sources, output, field or (), overwrite=overwrite)
+    files = _found(sources, output, field or (), overwrite=overwrite)
     from paceline.checkpoints import BUNDLED_FOLDER, Tokenizer, resolve
     from paceline.drafters.retrieval import build_datastore as make
 
     folder = resolve(BUNDLED_FOLDER / "target" if model is None else model, revision=revision, code=trust_remote_code)
     tokenizer = Tokenizer.load(folder, trust_remote_code=trust_remote_code)
-    with _bar(found.total) as show:
+    with _bar(files.total) as show:
         name = model or "the bundled model"
-        make(found, tokenizer, output, name=name, shard_tokens=shard_tokens, overwrite=overwrite, progress=show)
+        make(files, tokenizer, output, name=name, shard_tokens=shard_tokens, overwrite=overwrite, progress=show)
     _print(output, as_json=False, check=False)
 
 
@@ -75,14 +75,14 @@ def _found(sources: list[Path], output: Path, field: Sequence[str], *, overwrite
         raise ConfigError(f"there is a file {str(output)!r} already; choose another --output, or add --overwrite")
     from paceline.drafters.retrieval import Sources as Found
 
-    found = Found.find(sources, field)
-    if field and not any(path.name.removesuffix(".gz").endswith((".json", ".jsonl")) for path in found.files):
+    files = Found.find(sources, field)
+    if field and not any(path.name.removesuffix(".gz").endswith((".json", ".jsonl")) for path in files.files):
         raise ConfigError(
             "--field chooses among the fields of .json and .jsonl files, and there are none; leave it out"
         )
-    if output.resolve() in {path.resolve() for path in found.files}:
+    if output.resolve() in {path.resolve() for path in files.files}:
         raise ConfigError(f"--output {str(output)!r} is one of the sources; choose another")
-    return found
+    return files
 
 
 @app.command("info")

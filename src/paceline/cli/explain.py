@@ -42,17 +42,17 @@ def command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the data as JSON; the page is written only with --output.")
     ] = False,
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
 ) -> None:
     """Replay a generation step by step: token trees, what was accepted and why not, the controller's plans, time."""
-    _check(given)
+    _check(flag_values)
     text = read_prompt(prompt, file)
     page = None if as_json and output is None and not open_page else output or DEFAULT_OUTPUT
     if page is not None:
         from paceline.explain import EXPLAIN_MARK
 
         outputs.must_be_page("--output", page, mark=EXPLAIN_MARK, command="explain", force=force)
-    recorder, interrupted, used = _recorded(given, text, chat)
+    recorder, interrupted, used = _recorded(flag_values, text, chat)
     if recorder.output is None:
         raise typer.Exit(INTERRUPTED)
     from paceline.explain import Replay
@@ -70,22 +70,22 @@ def command(
     recorder.output.raise_for_error()
 
 
-def _check(given: dict[str, Any]) -> None:
-    check_sampling(given)
-    if "logprobs" in given or "prompt_logprobs" in given:
+def _check(flag_values: dict[str, Any]) -> None:
+    check_sampling(flag_values)
+    if "logprobs" in flag_values or "prompt_logprobs" in flag_values:
         raise ConfigError(
             "--logprobs and --prompt-logprobs are not available in a replay; use `paceline generate --json`"
         )
 
 
-def _recorded(given: dict[str, Any], text: str, chat: bool) -> tuple[Recorder, bool, list[str]]:
+def _recorded(flag_values: dict[str, Any], text: str, chat: bool) -> tuple[Recorder, bool, list[str]]:
     """Decode once to warm up and once for the record; returns also whether Ctrl-C came before the
     end, and what decoded, in words.
     """
-    llm = open_llm(given, timed=True)
+    llm = open_llm(flag_values, timed=True)
     from paceline.explain import Recorder, warm_up
 
-    params = sampling_params(given, llm)
+    params = sampling_params(flag_values, llm)
     what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
     try:
         warm_up(llm, what, params)

@@ -10,14 +10,16 @@ import logging
 import sys
 from contextlib import closing
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.figures import loading, memory, request_figures
 from paceline.cli.methods import left_out
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
 from paceline.cli.prompts import read_prompt, text_or_file
-from paceline.cli.terminal import remark
+from paceline.cli.terminal import remark, tell_once
 from paceline.errors import ConfigError
 from paceline.utils import json_value
 
@@ -32,54 +34,68 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
 
 
+Prompt = Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")]
+PromptFile = Annotated[
+    Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from this file.")
+]
+Chat = Annotated[bool, typer.Option("--chat", help="Treat the prompt as a user's message (chat template).")]
+Prediction = Annotated[
+    str | None,
+    typer.Option(
+        "--prediction", metavar="TEXT", help="What the output is expected to be, to draft from; @FILE reads a file."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object: text, token_ids, finish_reason, metrics.")]
+Search = Annotated[
+    str | None,
+    typer.Option(
+        "--search",
+        metavar="METHOD",
+        help='Search for the --n best texts: a method, as beam, or JSON, as {"method": "beam", "beam_width": 4}.',
+    ),
+]
+ShowTree = Annotated[bool, typer.Option("--tree", help="Draw the branches of a search.")]
+Stats = Annotated[bool, typer.Option("--stats", help="Print on standard error what loading, prompt and decoding took.")]
+UnsafeExecution = Annotated[
+    bool,
+    typer.Option(
+        "--unsafe-execution",
+        help="Where --search tries the programs it finds: run them without a sandbox, with resource limits alone.",
+    ),
+]
+
+
 @with_flags(sampling=True, diffusion=True)
 def command(
     *,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from this file.")
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a user's message (chat template).")] = False,
-    prediction: Annotated[
-        str | None,
-        typer.Option(
-            "--prediction", metavar="TEXT", help="What the output is expected to be, to draft from; @FILE reads a file."
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object: text, token_ids, finish_reason, metrics.")
-    ] = False,
-    search: Annotated[
-        str | None,
-        typer.Option(
-            "--search",
-            metavar="METHOD",
-            help='Search for the --n best texts: a method, as beam, or JSON, as {"method": "beam", "beam_width": 4}.',
-        ),
-    ] = None,
-    show_tree: Annotated[bool, typer.Option("--tree", help="Draw the branches of a search.")] = False,
-    unsafe_execution: Annotated[
-        bool,
-        typer.Option(
-            "--unsafe-execution",
-            help="Where --search tries the programs it finds: run them without a sandbox, with resource limits alone.",
-        ),
-    ] = False,
-    given: dict[str, Any],
+    prompt: Prompt = None,
+    file: PromptFile = None,
+    chat: Chat = False,
+    prediction: Prediction = None,
+    as_json: Json = False,
+    search: Search = None,
+    show_tree: ShowTree = False,
+    stats: Stats = False,
+    unsafe_execution: UnsafeExecution = False,
+    flag_values: dict[str, Any],
 ) -> None:
     """Continue a prompt with a model; on a terminal, accepted drafts are coloured by drafter."""
-    check_sampling(given)
-    check_search(search, given, as_json, show_tree, unsafe_execution)
+    check_sampling(flag_values)
+    check_search(search, flag_values, as_json, show_tree, unsafe_execution)
     text = read_prompt(prompt, file)
     expected = None if prediction is None else text_or_file("--prediction", prediction)
-    llm = open_llm(given, diffusion=True)
+    start = perf_counter()
+    llm = open_llm(flag_values, diffusion=True)
+    load = loading(perf_counter() - start)
     check_prediction(expected, llm)
+    if not chat and llm.tokenizer.has_chat_template:
+        tell_once("chat", "this model follows instructions: --chat treats the prompt as a message (told once)")
     if llm.profile is not None:
         remark(str(llm.profile))
     if llm.speculative is not None and llm.speculative.method == "auto":
         for line in left_out():
             logger.info("%s", line)
-    params = sampling_params(given, llm)
+    params = sampling_params(flag_values, llm)
     if not as_json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise ConfigError("--logprobs and --prompt-logprobs are not available in streamed text; add --json")
     what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
@@ -89,13 +105,17 @@ def command(
         show_search(llm, result, as_json, show_tree)
         return
     chunks = llm.stream({**what, "prediction": expected}, params)
-    if "max_tokens" in given:
-        chunks = with_cut_told(chunks, given["max_tokens"], llm)
-    finish(_as_json(chunks) if as_json else show(chunks) if params.n == 1 else show_all(chunks))
+    if "max_tokens" in flag_values:
+        chunks = with_cut_told(chunks, flag_values["max_tokens"], llm)
+    output = _as_json(chunks) if as_json else show(chunks) if params.n == 1 else show_all(chunks)
+    if stats and output is not None:
+        for line in (load, *request_figures(output.metrics), memory()):
+            remark(line)
+    finish(output)
 
 
 def check_search(
-    search: str | None, given: Mapping[str, Any], as_json: bool, show_tree: bool, unsafe_execution: bool
+    search: str | None, flag_values: Mapping[str, Any], as_json: bool, show_tree: bool, unsafe_execution: bool
 ) -> None:
     """Reject flags that say nothing with, or without, a search.
 
@@ -106,7 +126,7 @@ def check_search(
         raise ConfigError("--tree draws what --search has made; give --search, and leave --json out")
     if unsafe_execution and search is None:
         raise ConfigError("--unsafe-execution is for programs that --search tries; give --search")
-    if search is not None and given.get("speculative_config") not in (None, "null"):
+    if search is not None and flag_values.get("speculative_config") not in (None, "null"):
         raise ConfigError("--search drafts nothing; leave --speculative-config out")
 
 
@@ -126,15 +146,18 @@ def show_search(llm: LLM, result: RequestOutput, as_json: bool, show_tree: bool)
     if show_tree:
         draw_tree(llm, result)
     printer = StreamPrinter()
-    for one in result.outputs:
+    for output in result.outputs:
         if len(result.outputs) > 1:
-            printer.heading(f"--- {one.index + 1} of {len(result.outputs)}, score {one.score:.3f} ---")
-        printer.show([(one.text, None)])
+            printer.heading(f"--- {output.index + 1} of {len(result.outputs)}, score {output.score:.3f} ---")
+        printer.show([(output.text, None)])
         printer.end()
-    made = result.search
-    if printer.console.is_terminal and made is not None:
-        ended = "; its budget ended it" if made.budget_spent else ""
-        remark(f"{made.method}: {made.num_tokens} tokens in {made.num_passes} passes, {made.seconds:.1f} s{ended}")
+    metrics = result.search
+    if printer.console.is_terminal and metrics is not None:
+        ended = "; its budget ended it" if metrics.budget_spent else ""
+        remark(
+            f"{metrics.method}: {metrics.num_tokens} tokens in {metrics.num_passes} passes, {metrics.seconds:.1f} s"
+            f"{ended}"
+        )
 
 
 def draw_tree(llm: LLM, result: RequestOutput) -> None:
@@ -210,22 +233,34 @@ def show_all(chunks: Generator[StreamChunk]) -> RequestOutput | None:
 def show(chunks: Generator[StreamChunk]) -> RequestOutput | None:
     """Print a stream as text; Ctrl-C ends it with exit code 130 and keeps what was printed."""
     printer = StreamPrinter()
+    last, stopped = print_stream(chunks, printer)
+    if stopped:
+        raise typer.Exit(130)
+    if last is not None:
+        printer.legend(last.metrics)
+    return last
+
+
+def print_stream(
+    chunks: Generator[StreamChunk], printer: StreamPrinter | None = None
+) -> tuple[RequestOutput | None, bool]:
+    """Print a stream as text until it ends or Ctrl-C ends it; the output so far, and whether it was stopped."""
+    printer = printer or StreamPrinter()
     last: RequestOutput | None = None
+    stopped = False
     try:
         for chunk in chunks:
             last = chunk.output
             printer.thought(chunk.reasoning)
             printer.show(chunk.segments, getattr(chunk, "pieces", ()) if chunk.finish_reason is None else ())
     except KeyboardInterrupt:
+        stopped = True
         chunks.close()
         if last is not None:
             printer.rest(last.outputs[0].text)
-        raise typer.Exit(130) from None
     finally:
         printer.end()
-    if last is not None:
-        printer.legend(last.metrics)
-    return last
+    return last, stopped
 
 
 def _as_json(chunks: Generator[StreamChunk]) -> RequestOutput | None:

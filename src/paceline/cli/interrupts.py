@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -55,6 +56,24 @@ def raise_from_now_on() -> None:
     handler = signal.getsignal(signal.SIGINT)
     if isinstance(getattr(handler, "__self__", None), AtOnce):
         signal.signal(signal.SIGINT, _raise)
+
+
+class GoesOn:
+    """In this block Ctrl-C is a KeyboardInterrupt after which the command goes on; whoever opens it catches that.
+
+    It is not kept that it came, and behind the block Ctrl-C does what it did before.
+    """
+
+    def __enter__(self) -> None:
+        self._before = signal.getsignal(signal.SIGINT)
+        ours = self._before is _raise or isinstance(getattr(self._before, "__self__", None), AtOnce)
+        self._active = ours and threading.current_thread() is threading.main_thread()
+        if self._active:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __exit__(self, *error: object) -> None:
+        if self._active:
+            signal.signal(signal.SIGINT, self._before)
 
 
 class TerminatedToo:

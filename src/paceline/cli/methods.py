@@ -86,7 +86,9 @@ def in_use(llm: LLM) -> list[str]:
         lines = [f"method: {listed(llm.drafter_methods)}{_settings(config)}"]
     drafter_set = llm.engine.parts.drafter_set
     lines += [
-        f"{name}: {one.note}" for name, one in zip(drafter_set.names, drafter_set.drafters, strict=True) if one.note
+        f"{name}: {drafter.note}"
+        for name, drafter in zip(drafter_set.names, drafter_set.drafters, strict=True)
+        if drafter.note
     ]
     if llm.profile is not None:
         lines.append(str(llm.profile))
@@ -95,9 +97,11 @@ def in_use(llm: LLM) -> list[str]:
 
 def _settings(config: SpeculativeConfig) -> str:
     """What is not a default."""
-    given = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in ("method", "options")}
-    usual = {one.name: one.default for one in fields(config)}
-    chosen = {key: value for key, value in given.items() if value != usual[key]} | dict(config.options)
+    values = {
+        field.name: getattr(config, field.name) for field in fields(config) if field.name not in ("method", "options")
+    }
+    usual = {field.name: field.default for field in fields(config)}
+    chosen = {key: value for key, value in values.items() if value != usual[key]} | dict(config.options)
     return "".join(f", {key} {value}" for key, value in chosen.items())
 
 
@@ -149,7 +153,7 @@ def describe(family: str, entry: Entry, width: int) -> list[str]:
 
 
 def needs(entry: Entry) -> str:
-    """What a method needs, in words."""
+    """Say in words what a method needs."""
     from paceline.registry import ABILITIES
 
     able = [ABILITIES[need] for need in entry.needs if need in ABILITIES]

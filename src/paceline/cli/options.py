@@ -41,6 +41,7 @@ class Flag:
         spelled, short: names of the flag; "" is the argument's name, and none. panel: of the help.
         unit: what is typed counts so many times.
         default: what help shows, where it was not typed; MISSING has to be typed.
+        hidden: from help.
     """
 
     name: str
@@ -53,14 +54,15 @@ class Flag:
     panel: str | None = None
     unit: int = 1
     default: Any = None
+    hidden: bool = False
 
     @property
     def typed(self) -> str:
-        """As it is typed."""
+        """Give the flag as it is typed."""
         return "--" + (self.spelled or self.name).replace("_", "-")
 
     def parameter(self) -> inspect.Parameter:
-        """Of a command of typer."""
+        """Make the parameter of a command of typer."""
         is_bool, repeated = self.kind is bool, self.form == "repeated"
         names = [f"{self.typed}/--no-{self.typed[2:]}" if self.default is True else self.typed]
         names += [self.short] if self.short else []
@@ -71,7 +73,8 @@ class Flag:
             default = inspect.Parameter.empty
         elif not is_bool:
             kind = kind | None
-        annotation = Annotated[kind, typer.Option(*names, metavar=metavar, help=self.help, rich_help_panel=self.panel)]
+        option = typer.Option(*names, metavar=metavar, help=self.help, rich_help_panel=self.panel, hidden=self.hidden)
+        annotation = Annotated[kind, option]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def value(self, typed: Any) -> Any:
@@ -103,20 +106,20 @@ def flags_of(config: type, panel: str | None, *, defaults: bool = False) -> tupl
     Args:
         defaults: help shows those of the class, which are given where nothing was typed.
     """
-    hints, made = get_type_hints(config), []
-    usual = {one.name: one.default for one in fields(config)}
-    for name, one in options_of(config).items():
-        if not one.help:
+    hints, flags = get_type_hints(config), []
+    usual = {field.name: field.default for field in fields(config)}
+    for name, option in options_of(config).items():
+        if not option.help:
             continue
         kind, form = _kind(hints[name])
         shown: Any = usual[name] if defaults or usual[name] is True or usual[name] is MISSING else None
-        if one.unit != 1:
-            kind, shown = float, None if shown is None else shown / one.unit
+        if option.unit != 1:
+            kind, shown = float, None if shown is None else shown / option.unit
         elif form == "with commas" and shown is not None:
             shown = ",".join(map(str, shown))
-        flag = Flag(name, one.help, kind, form, one.metavar or None, one.flag, "", panel, one.unit, shown)
-        made.append(flag)
-    return tuple(made)
+        flag = Flag(name, option.help, kind, form, option.metavar or None, option.flag, "", panel, option.unit, shown)
+        flags.append(flag)
+    return tuple(flags)
 
 
 def _kind(hint: Any) -> tuple[type, Form]:
@@ -142,6 +145,9 @@ MODEL_FLAGS: Final = _in_panel(
     Flag("gguf_file", "The file meant in a folder or repository of GGUF files.", metavar="NAME"),
     Flag("lora", "Folder of a LoRA adapter, merged into the weights.", metavar="FOLDER"),
     Flag("trust_remote_code", "Run code that comes with the checkpoint.", bool),
+    Flag("n_ctx", "llama.cpp's --max-model-len; 0 is the model's own.", int, short="--ctx-size", hidden=True),
+    Flag("n_threads", "llama.cpp's --threads.", int, hidden=True),
+    Flag("n_gpu_layers", "llama.cpp's; 0 is --device cpu.", int, short="-ngl", hidden=True),
 )  # fmt: skip
 """Arguments of LLM that are fields of no configuration class."""
 
@@ -172,44 +178,51 @@ LogLevel = Annotated[
 def with_flags(
     *, sampling: bool, diffusion: bool = False, server: Iterable[str] = (), more: Iterable[Flag] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command whose last parameter is `given: dict`.
+    """Decorate a command whose last parameter is `flag_values: dict`.
 
     It gets the flags of the model, of SamplingParams, --log-level, and with `diffusion` those of diffusion language
     models, those of ServerConfig that `server` names, and those of `more`.
 
-    What the user did not type is absent from `given`; numbers in it are numbers.
+    What the user did not type is absent from `flag_values`; numbers in it are numbers.
     """
-    flags = [*more, *MODEL_FLAGS, *(DIFFUSION_FLAGS if diffusion else ()), *flags_of(EngineConfig, "Model")]
+    flags = [
+        *more,
+        *MODEL_FLAGS,
+        *(DIFFUSION_FLAGS if diffusion else ()),
+        *flags_of(EngineConfig, "Model"),
+    ]
     if sampling:
         flags += [*flags_of(SamplingParams, "Sampling"), *flags_of(StructuredOutputsParams, "Sampling")]
     wanted = set(server)
     flags += [flag for flag in flags_of(ServerConfig, "Server") if flag.name in wanted]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "given"]
+        parameters = [
+            p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "flag_values"
+        ]
 
         def command(**arguments: Any) -> None:
             typed = {flag: arguments.pop(flag.name) for flag in flags}
-            given = {flag.name: flag.value(value) for flag, value in typed.items() if not _absent(value, flag)}
-            chosen = {flag.name: given.pop(flag.name) for flag in DIFFUSION_FLAGS if flag.name in given}
+            flag_values = {flag.name: flag.value(value) for flag, value in typed.items() if not _absent(value, flag)}
+            chosen = {flag.name: flag_values.pop(flag.name) for flag in DIFFUSION_FLAGS if flag.name in flag_values}
             if (config := _diffusion_config(chosen)) is not None:
-                given["diffusion_config"] = config
-            function(**arguments, given=given)
+                flag_values["diffusion_config"] = config
+            function(**arguments, flag_values=flag_values)
 
-        return with_log_level(_with_signature(command, function, [*own, *(flag.parameter() for flag in flags)]))
+        return with_log_level(_with_signature(command, function, [*parameters, *(flag.parameter() for flag in flags)]))
 
     return decorate
 
 
 def with_log_level(function: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command: it takes --log-level too, which acts before it runs."""
-    own = list(inspect.signature(function, eval_str=True).parameters.values())
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     level = inspect.Parameter("log_level", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=LogLevel)
 
     def command(log_level: str | None = None, **arguments: Any) -> None:
         function(**arguments)
 
-    return _with_signature(command, function, [*own, level])
+    return _with_signature(command, function, [*parameters, level])
 
 
 def _with_signature(
@@ -246,40 +259,44 @@ def _diffusion_config(typed: dict[str, Any]) -> dict[str, Any] | str | None:
     return config | typed
 
 
-def engine_options(given: dict[str, Any]) -> dict[str, Any]:
+def engine_options(flag_values: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments for `LLM` among what was typed; a seed serves both."""
-    names = (*(flag.name for flag in MODEL_FLAGS), *(one.name for one in fields(EngineConfig)), "diffusion_config")
-    return {name: given[name] for name in names if name in given}
+    names = (*(flag.name for flag in MODEL_FLAGS), *(field.name for field in fields(EngineConfig)), "diffusion_config")
+    return {name: flag_values[name] for name in names if name in flag_values}
 
 
-def sampling_params(given: dict[str, Any], llm: LLM, **defaults: Any) -> SamplingParams:
+def sampling_params(flag_values: dict[str, Any], llm: LLM, **defaults: Any) -> SamplingParams:
     """SamplingParams from what was typed, on top of the checkpoint's defaults; greedy by default.
 
     Raises:
         ConfigError: a value outside its range, or a logit bias that is not JSON.
     """
     base = {"temperature": 0.0, "max_tokens": DEFAULT_MAX_TOKENS}
-    return SamplingParams.from_dict({**base, **llm.defaults.sampling, **defaults, **_typed(given)})
+    return SamplingParams.from_dict({**base, **llm.defaults.sampling, **defaults, **_typed(flag_values)})
 
 
-def check_sampling(given: dict[str, Any]) -> None:
+def check_sampling(flag_values: dict[str, Any]) -> None:
     """Reject what is wrong in itself before a model is loaded for it.
 
     Raises:
         ConfigError: a value outside its range, a contradiction, or a logit bias that is not JSON.
     """
-    SamplingParams.from_dict({"max_tokens": None, **_typed(given)})
+    SamplingParams.from_dict({"max_tokens": None, **_typed(flag_values)})
 
 
-def _typed(given: dict[str, Any]) -> dict[str, Any]:
-    typed = {name: given[name] for name in options_of(SamplingParams) if name in given}
+def _typed(flag_values: dict[str, Any]) -> dict[str, Any]:
+    typed = {name: flag_values[name] for name in options_of(SamplingParams) if name in flag_values}
     if "logit_bias" in typed:
         typed["logit_bias"] = json_object("--logit-bias", typed["logit_bias"])
     if "canvas" in typed:
         typed["canvas"] = json_value("--canvas", text_or_file("--canvas", typed["canvas"]))
     if "think" in typed:
         typed["think"] = json_value("--think", typed["think"])
-    bound = {flag: given[flag.name] for flag in flags_of(StructuredOutputsParams, "Sampling") if flag.name in given}
+    bound = {
+        flag: flag_values[flag.name]
+        for flag in flags_of(StructuredOutputsParams, "Sampling")
+        if flag.name in flag_values
+    }
     if bound:
         flags = " and ".join(flag.typed for flag in bound)
         need(len(bound) == 1, "the constraint", "be one of --json-schema, --regex and --grammar", flags)
@@ -289,7 +306,7 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
     return typed
 
 
-def open_llm(given: dict[str, Any], *, timed: bool = False, diffusion: bool = False) -> LLM:
+def open_llm(flag_values: dict[str, Any], *, timed: bool = False, diffusion: bool = False) -> LLM:
     """Load the model with what was typed; from then on Ctrl-C raises KeyboardInterrupt.
 
     Args:
@@ -299,22 +316,22 @@ def open_llm(given: dict[str, Any], *, timed: bool = False, diffusion: bool = Fa
         ConfigError: a diffusion language model where the command serves none.
     """
     if not diffusion:
-        reject_diffusion(given)
+        reject_diffusion(flag_values)
     from paceline.llm import LLM
 
-    llm = LLM(**engine_options(given), enable_prefix_caching=not timed)
+    llm = LLM(**engine_options(flag_values), enable_prefix_caching=not timed)
     raise_from_now_on()
     return llm
 
 
-def model_path(given: dict[str, Any]) -> Path:
+def model_path(flag_values: dict[str, Any]) -> Path:
     """Where the model of the flags is on disk, downloaded if need be."""
     from paceline.checkpoints import resolve
 
-    return resolve(given["model"], revision=given.get("revision"), gguf_file=given.get("gguf_file"))
+    return resolve(flag_values["model"], revision=flag_values.get("revision"), gguf_file=flag_values.get("gguf_file"))
 
 
-def reject_diffusion(given: dict[str, Any]) -> None:
+def reject_diffusion(flag_values: dict[str, Any]) -> None:
     """For commands that time or examine an engine.
 
     Raises:
@@ -322,8 +339,8 @@ def reject_diffusion(given: dict[str, Any]) -> None:
     """
     from paceline.checkpoints import is_denoiser, read_config
 
-    if "model" in given and is_denoiser(read_config(model_path(given))):
-        name = given["model"]
+    if "model" in flag_values and is_denoiser(read_config(model_path(flag_values))):
+        name = flag_values["model"]
         raise ConfigError(
             f"{name} is a diffusion language model, which only `paceline generate` and `paceline chat` decode"
         )

@@ -29,20 +29,20 @@ def show_all(as_json: Json = False) -> None:
     """All profiles, the newest last: name, day, choice, where it applies."""
     from paceline.profiles import profile_dir, saved
 
-    found, broken = saved()
+    profiles, broken = saved()
     if as_json:
-        print(json.dumps({"profiles": [_facts(path, one) for path, one in found.items()]}))
+        print(json.dumps({"profiles": [_facts(path, profile) for path, profile in profiles.items()]}))
         return
-    for one in found.values():
-        where = one.conditions
+    for profile in profiles.values():
+        where = profile.conditions
         say(
-            f"{one.name}: {one.choice} (tuned {one.tuned}; {where.dtype} on {where.device}, "
+            f"{profile.name}: {profile.choice} (tuned {profile.tuned}; {where.dtype} on {where.device}, "
             f"{counted(where.threads, 'thread')})",
             indent="  ",
         )
     for path, why in broken.items():
         say(f"{path.stem}: cannot be read ({why})", indent="  ")
-    if not found and not broken:
+    if not profiles and not broken:
         say(f"no profiles in {profile_dir()}; `paceline tune` makes one")
 
 
@@ -50,19 +50,19 @@ def show_all(as_json: Json = False) -> None:
 @with_log_level
 def show(name: Name, as_json: Json = False) -> None:
     """One profile: what it chose, on what evidence, and where it applies."""
-    path, one = _named(name)
+    path, profile = _named(name)
     if as_json:
-        print(json.dumps(_facts(path, one)))
+        print(json.dumps(_facts(path, profile)))
         return
-    where, measured = one.conditions, one.measured
+    where, measured = profile.conditions, profile.measured
     lines = {
-        "profile": one.name,
-        "tuned": one.tuned,
+        "profile": profile.name,
+        "tuned": profile.tuned,
         "model": str(measured.get("model", "unknown")),
-        "choice": one.choice,
-        "config": json.dumps(one.speculative_config),
+        "choice": profile.choice,
+        "config": json.dumps(profile.speculative_config),
         "gain": _gain(measured.get("gain"), measured.get("batch_size", 1)),
-        "threads": str(one.threads),
+        "threads": str(profile.threads),
         "applies to": f"{where.dtype} on {where.device}, {counted(where.threads, 'thread')}, {where.machine}",
         "versions": ", ".join(f"{key} {value}" for key, value in where.versions.items()),
         "file": str(path),
@@ -77,8 +77,8 @@ def remove(name: NameOrAll) -> None:
     from paceline.profiles import saved
 
     if name == "all":
-        found, broken = saved()
-        paths = [*found, *broken]
+        profiles, broken = saved()
+        paths = [*profiles, *broken]
     else:
         paths = [_named(name)[0]]
     for path in paths:
@@ -97,16 +97,16 @@ def _named(name: str) -> tuple[Path, Profile]:
     """
     from paceline.profiles import saved
 
-    found, broken = saved()
+    profiles, broken = saved()
     for path, why in broken.items():
         if name in (path.stem, path.name, str(path)):
             raise ConfigError(f"the profile {name!r} cannot be read ({why}); run `paceline tune` again, or remove all")
-    fitting = [(p, one) for p, one in found.items() if name in (one.name, p.stem, p.name, str(p))]
+    fitting = [(p, profile) for p, profile in profiles.items() if name in (profile.name, p.stem, p.name, str(p))]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         raise ConfigError(f"{name!r} names {len(fitting)} profiles; give one as {fitting[0][0].stem!r}")
-    known = ", ".join(one.name for one in found.values())
+    known = ", ".join(profile.name for profile in profiles.values())
     raise ConfigError(
         f"there is no profile {name!r}; " + (f"known are {known}" if known else "`paceline tune` makes one")
     )

@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli.terminal import say
 from paceline.errors import ConfigError, PromptError
+from paceline.utils import near_file
 
 MAX_PROMPT_BYTES = 64 * 1024 * 1024
 MAX_PROMPTS = 10_000
@@ -54,7 +55,7 @@ def text_or_file(flag: str, text: str) -> str:
 
 
 def read_file(file: Path) -> str:
-    """The text of a file.
+    """Read the text of a file.
 
     Raises:
         PromptError: it cannot be read, is too large, or is not UTF-8.
@@ -64,7 +65,7 @@ def read_file(file: Path) -> str:
             data = stream.read(MAX_PROMPT_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise PromptError(f"cannot read {str(file)!r} ({why}); give a UTF-8 text file") from None
+        raise PromptError(f"cannot read {str(file)!r} ({why}); give a UTF-8 text file{near_file(file)}") from None
     return decode(data, repr(str(file)))
 
 

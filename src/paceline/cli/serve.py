@@ -37,7 +37,7 @@ def command(
     max_num_seqs: Annotated[
         int, typer.Option("--max-num-seqs", help="Sequences that are decoded together.", rich_help_panel="Server")
     ] = 16,
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
 ) -> None:
     """Serve a model with OpenAI's and Anthropic's APIs."""
     try:
@@ -45,26 +45,45 @@ def command(
     except ImportError as error:
         raise ConfigError(f"`paceline serve` needs {error.name}; pip install 'paceline[serve]'") from None
 
-    if positional is not None and "model" in given:
+    if positional is not None and "model" in flag_values:
         raise ConfigError("give the model as an argument or with --model, not both")
-    own = {name: given.pop(name) for name in options_of(ServerConfig) if name in given}
-    given |= {"model": positional} if positional is not None else {}
-    given |= {"max_num_seqs": max_num_seqs}
-    own |= {"allowed_origins": _listed(own["allowed_origins"])} if "allowed_origins" in own else {}
-    config = ServerConfig(**{"served_model_name": [str(given.get("model", "bundled"))], **own})
-    prefix_routing = given.pop("prefix_routing")
-    scaled = {name: given.pop(name) for name in options_of(ReplicaConfig) if name in given}
-    wanted = ReplicaConfig(**scaled, prefix_routing=prefix_routing) if scaled else None
-    if wanted is not None:
-        need_ray(f"--{next(iter(scaled)).replace('_', '-')}")
+    flag_values |= {"model": positional} if positional is not None else {}
+    flag_values |= {"max_num_seqs": max_num_seqs}
+    config, replica_config = _server_config(flag_values), _replica_config(flag_values)
     server = Server(config)
     set_log_level("info")
     log_json()
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     if config.host not in LOOPBACK and not any(read_keys(config)):
         logger.warning("everybody who reaches %s may use this server: it has no --api-key", config.host)
-    code = _serve_one(server, given, config) if wanted is None else _serve_replicas(server, given, config, wanted)
+    if replica_config is None:
+        code = _serve_one(server, flag_values, config)
+    else:
+        code = _serve_replicas(server, flag_values, config, replica_config)
     raise typer.Exit(code)
+
+
+def _server_config(flag_values: dict[str, Any]) -> ServerConfig:
+    """How requests are answered; its options are taken out of those for the model."""
+    options = {name: flag_values.pop(name) for name in options_of(ServerConfig) if name in flag_values}
+    if "allowed_origins" in options:
+        options["allowed_origins"] = _listed(options["allowed_origins"])
+    return ServerConfig(**{"served_model_name": [str(flag_values.get("model", "bundled"))], **options})
+
+
+def _replica_config(flag_values: dict[str, Any]) -> ReplicaConfig | None:
+    """How many replicas there are, taken out of the options for the model; None where no flag asks for any.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    prefix_routing = flag_values.pop("prefix_routing")
+    scaled = {name: flag_values.pop(name) for name in options_of(ReplicaConfig) if name in flag_values}
+    if not scaled:
+        return None
+    replica_config = ReplicaConfig(**scaled, prefix_routing=prefix_routing)
+    need_ray(f"--{next(iter(scaled)).replace('_', '-')}")
+    return replica_config
 
 
 def _listed(typed: list[str]) -> list[Any]:
@@ -73,20 +92,20 @@ def _listed(typed: list[str]) -> list[Any]:
     Raises:
         ConfigError: no such list.
     """
-    found: list[Any] = []
+    origins: list[Any] = []
     for text in typed:
         value = json_value("--allowed-origins", text) if text.startswith("[") else text
-        found += value if isinstance(value, list) else [value]
-    return found
+        origins += value if isinstance(value, list) else [value]
+    return origins
 
 
-def _serve_one(server: Server, given: dict[str, Any], config: ServerConfig) -> int:
+def _serve_one(server: Server, flag_values: dict[str, Any], config: ServerConfig) -> int:
     with server.not_ready() as told:
         from paceline.async_llm import AsyncLLM
         from paceline.serving import check_files, create_app, warm_up
 
         check_files(config)
-        llm = open_llm(given, diffusion=True)
+        llm = open_llm(flag_values, diffusion=True)
         app = create_app(AsyncLLM(llm), config)
         told.doing = "warming up"
         warm_up(llm)
@@ -96,27 +115,31 @@ def _serve_one(server: Server, given: dict[str, Any], config: ServerConfig) -> i
     return code
 
 
-def _serve_replicas(server: Server, given: dict[str, Any], config: ServerConfig, wanted: ReplicaConfig) -> int:
+def _serve_replicas(
+    server: Server, flag_values: dict[str, Any], config: ServerConfig, replica_config: ReplicaConfig
+) -> int:
     """Until a signal comes; the code to exit with.
 
     Raises:
         ConfigError: options that several machines cannot share, or a model that cannot be loaded.
     """
-    options, elsewhere = engine_options(given), wanted.ray_address is not None
+    options, elsewhere = engine_options(flag_values), replica_config.ray_address is not None
     if elsewhere and "threads" not in options:
         raise ConfigError("--ray-address needs --threads: how many cores its machines have is not known here")
     raise_from_now_on()
-    threads = wanted.threads(options.get("threads"))
+    threads = replica_config.threads(options.get("threads"))
     with ExitStack() as life:
         with server.not_ready():
             shared = life.enter_context(_shared_responses(config, elsewhere=elsewhere))
-            life.enter_context(local_ray(max(cores(), threads * wanted.most), wanted.ray_address, show_logs=True))
+            life.enter_context(
+                local_ray(max(cores(), threads * replica_config.most), replica_config.ray_address, show_logs=True)
+            )
             from paceline.serving import check_files, front_app, ray_app
 
             check_files(shared)
-            fleet = life.enter_context(ray_app.replicated(options, shared, wanted))
+            fleet = life.enter_context(ray_app.replicated(options, shared, replica_config))
             app = front_app(fleet, shared, shared_responses=not elsewhere)
-        number = f"{counted(wanted.replicas, 'replica')} of {counted(threads, 'thread')}"
+        number = f"{counted(replica_config.replicas, 'replica')} of {counted(threads, 'thread')}"
         say(f"Serving {config.served_model_name[0]} on {server.url}/v1 with {number} (Ctrl-C stops)")
         return server.run(app)
 

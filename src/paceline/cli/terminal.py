@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.interrupts import raise_from_now_on
 from paceline.errors import ConfigError
+from paceline.utils import user_cache
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -26,7 +27,7 @@ BUNDLED = str(Path(__file__).parent.parent / "bundled")
 
 
 def width() -> int:
-    """Columns to use."""
+    """Give the columns to use."""
     from rich.console import Console
 
     return min(Console().width, WIDEST)
@@ -44,10 +45,10 @@ def wrapped(paragraphs: Iterable[str], indent: str = "") -> list[str]:
         indent: of a paragraph's further lines, beside that of the first.
     """
     columns, lines = width(), []
-    for one in paragraphs:
-        own = " " * (len(one) - len(one.lstrip()))
+    for paragraph in paragraphs:
+        margin = " " * (len(paragraph) - len(paragraph.lstrip()))
         manner: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-        lines += wrap(short(one), columns, subsequent_indent=own + indent, **manner) or [""]
+        lines += wrap(short(paragraph), columns, subsequent_indent=margin + indent, **manner) or [""]
     return lines
 
 
@@ -58,10 +59,27 @@ def say(*paragraphs: str, indent: str = "") -> None:
 
 
 def remark(text: str | Text) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(short(text) if isinstance(text, str) else text)
+    Console(stderr=True, highlight=False, markup=False).print(short(text) if isinstance(text, str) else text)
+
+
+def tell_once(name: str, text: str) -> None:
+    """A hint on standard error, where that is a terminal, that this user has not been given before.
+
+    Args:
+        name: of the hint; a file of that name in the cache folder says that it was given.
+    """
+    if not sys.stderr.isatty():
+        return
+    given = user_cache("hints") / name
+    if given.exists():
+        return
+    remark(text)
+    with suppress(OSError):  # a folder that cannot be written: the hint comes again
+        given.parent.mkdir(parents=True, exist_ok=True)
+        given.touch()
 
 
 def report(line: str) -> None:
@@ -77,9 +95,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """As in "a, b and c"."""
-    found = list(names)
-    return f"{', '.join(found[:-1])} and {found[-1]}" if len(found) > 1 else "".join(found)
+    """Join names, as in "a, b and c"."""
+    words = list(names)
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 class StandardError(logging.Handler):
@@ -100,7 +118,7 @@ class StandardError(logging.Handler):
 def start_logging() -> None:
     """Send log records to standard error, warnings and worse to begin with, and Python's warnings among them."""
     root = logging.getLogger()
-    for old in [one for one in root.handlers if isinstance(one, StandardError)]:
+    for old in [handler for handler in root.handlers if isinstance(handler, StandardError)]:
         root.removeHandler(old)
     handler = StandardError()
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))

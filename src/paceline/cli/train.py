@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 import sys
@@ -52,17 +53,17 @@ def _group() -> None:
 
 
 def command_of(method: str) -> Any:
-    """The command of a trainer.
+    """Make the command of a trainer.
 
     Raises:
         ConfigError: an unknown method.
     """
     from paceline.training import Fitting, trainer
 
-    made = trainer(method)
-    flags = (*flags_of(made.config_class, None, defaults=True), *flags_of(Fitting, None, defaults=True))
+    kind = trainer(method)
+    method_flags = (*flags_of(kind.config_class, None, defaults=True), *flags_of(Fitting, None, defaults=True))
 
-    @with_flags(sampling=False, more=flags)
+    @with_flags(sampling=False, more=method_flags)
     def command(
         *,
         output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the head goes.")],
@@ -70,84 +71,86 @@ def command_of(method: str) -> Any:
             int,
             typer.Option("--speed-prompts", min=0, max=1000, help="Test prompts on which it is timed in the end."),
         ] = 8,
-        given: dict[str, Any],
+        flag_values: dict[str, Any],
     ) -> None:
-        fitting = Fitting(**{name: given.pop(name) for name in options_of(Fitting) if name in given})
-        own = {name: given.pop(name) for name in options_of(made.config_class) if name in given}
-        run(made, made.config_class(method=method, **own, fitting=fitting), given, output, speed_prompts)
+        fitting = Fitting(**{name: flag_values.pop(name) for name in options_of(Fitting) if name in flag_values})
+        options = {name: flag_values.pop(name) for name in options_of(kind.config_class) if name in flag_values}
+        run(kind, kind.config_class(method=method, **options, fitting=fitting), flag_values, output, speed_prompts)
 
-    entry = registry.lookup("trainers", method)
-    command.__doc__ = f"Train as in {entry.paper}." if entry.paper else made.__doc__
+    paper = registry.lookup("trainers", method).paper
+    command.__doc__ = f"Train as in {paper}." if paper else (inspect.getdoc(kind) or "").split("\n\n")[0]
     single = typer.Typer(add_completion=False)
     single.command(method)(command)
     return get_command(single)
 
 
-def run(method: type[Trainer], config: TrainConfig, given: dict[str, Any], output: Path, speed_prompts: int) -> None:
+def run(
+    method: type[Trainer], config: TrainConfig, flag_values: dict[str, Any], output: Path, speed_prompts: int
+) -> None:
     """Train, and say what was made.
 
     Args:
-        given: what was typed of the model.
+        flag_values: what was typed of the model.
     """
     from paceline.training import accelerator, launched_device, standing, train
 
-    if given.pop("speculative_config", None) is not None:
+    if flag_values.pop("speculative_config", None) is not None:
         raise ConfigError("the model's answers are drafted as is fastest; leave --speculative-config out")
-    if given.get("quantization") not in (None, "none"):
-        raise ConfigError(f"train needs full weights, got --quantization {given['quantization']}; leave it out")
-    if not (method.drafts or method.replaces_target) and "lora" in given:
-        adapter = f"{config.method} trains an adapter of the model itself"
-        raise ConfigError(f"{adapter}, got --lora {given['lora']} too; leave it out")
+    if flag_values.get("quantization") not in (None, "none"):
+        raise ConfigError(f"train needs full weights, got --quantization {flag_values['quantization']}; leave it out")
+    if not (method.drafts or method.replaces_target) and "lora" in flag_values:
+        alone = f"{config.method} learns of the model alone"
+        raise ConfigError(f"{alone}, got --lora {flag_values['lora']} too; leave it out")
     if (device := launched_device()) is not None:
-        given.setdefault("device", device)
-    llm = open_llm(given)
+        flag_values.setdefault("device", device)
+    llm = open_llm(flag_values)
     try:
         with TerminatedToo():
-            found = train(llm, config, output, command=shlex.join(["paceline", *sys.argv[1:]]),
+            trained = train(llm, config, output, command=shlex.join(["paceline", *sys.argv[1:]]),
                           speed_prompts=speed_prompts)  # fmt: skip
     except KeyboardInterrupt:
         kept = standing(output)
         remark(f"kept in {output}: {kept}; the same command goes on" if kept else "the same command begins again")
         raise
     if accelerator().is_main_process:
-        for line in drafter_words(found) if found.speculative_config else adapter_words(found, given):
+        command = method.command(trained.folder, flag_values.get("model"))
+        for line in drafter_words(trained) if trained.speculative_config else likeliest_words(trained, command):
             say(line)
 
 
-def drafter_words(found: Trained) -> Iterator[str]:
+def drafter_words(trained: Trained) -> Iterator[str]:
     """What a drafter can do, of how many texts that is, and how it is used."""
     from paceline.training import figures, interval_words, of_texts
 
-    interval = interval_words(figures(found.test, drafts=True))
+    interval = interval_words(figures(trained.test, drafts=True))
     yield (
-        f"On {of_texts(found.test)} a chain of {counted(len(found.test.acceptance), 'draft')} now gives "
-        f"{found.test.length:.2f} tokens a pass{interval}; {found.before.length:.2f} before. {_report(found)}"
+        f"On {of_texts(trained.test)} a chain of {counted(len(trained.test.acceptance), 'draft')} now gives "
+        f"{trained.test.length:.2f} tokens a pass{interval}; {trained.before.length:.2f} before. {_report(trained)}"
     )
-    if found.speed is not None:
-        yield _timed(found.speed)
-    model = "..." if found.model is None else f"-m {found.model}"
-    yield f"Use it: paceline generate {model} -s '{json.dumps(found.speculative_config)}'"
+    if trained.speed is not None:
+        yield _timed(trained.speed)
+    model = "..." if trained.model is None else f"-m {trained.model}"
+    yield f"Use it: paceline generate {model} -s '{json.dumps(trained.speculative_config)}'"
 
 
-def adapter_words(found: Trained, given: Mapping[str, Any]) -> Iterator[str]:
-    """What an adapter, or a model of its own, can do, of how many texts that is, and how it is used."""
+def likeliest_words(trained: Trained, command: str) -> Iterator[str]:
+    """How often what does not draft finds the likeliest token, of how many texts that is, and the command that uses it
+    where there is one.
+    """
     from paceline.training import figures, interval_words, of_texts
 
-    after, before = (one.acceptance[0] for one in (found.test, found.before))
-    interval = interval_words(figures(found.test, drafts=False), share=True)
+    after, before = (measured.acceptance[0] for measured in (trained.test, trained.before))
+    interval = interval_words(figures(trained.test, drafts=False), share=True)
     yield (
-        f"Of the tokens of {of_texts(found.test)}, {after:.1%} are now the likeliest ones{interval}; {before:.1%} "
-        f"before. {_report(found)}"
+        f"Of the tokens of {of_texts(trained.test)}, {after:.1%} are now the likeliest ones{interval}; {before:.1%} "
+        f"before. {_report(trained)}"
     )
-    model = f"-m {given['model']} " if "model" in given else ""
-    use = f"generate {model}--lora {found.folder}"
-    if found.model is not None:
-        use = f"codebooks show {found.model} 'Once upon a time'"
-    yield f"Use it: paceline {use}"
+    if command:
+        yield f"Use it: {command}"
 
 
-def _report(found: Trained) -> str:
-    return f"Neither the weights nor the choice of the best state have seen them. Report: {found.folder}/report.html"
+def _report(trained: Trained) -> str:
+    return f"Neither the weights nor the choice of the best state have seen them. Report: {trained.folder}/report.html"
 
 
 def _timed(speed: Mapping[str, Any]) -> str:

@@ -17,11 +17,11 @@ LONGEST = 1024
 """Tokens of a text that count."""
 
 
-def run(given: dict[str, Any], search: str, prompts: Path | None, output: Path | None, *, as_json: bool) -> None:
-    """Find it, print it, keep it.
+def run(flag_values: dict[str, Any], search: str, prompts: Path | None, output: Path | None, *, as_json: bool) -> None:
+    """Find the threshold of adadec, print it and keep it.
 
     Args:
-        given: flags of the model. search: a name, or JSON with other options besides.
+        flag_values: flags of the model. search: a name, or JSON with other options besides.
         prompts: a file of texts, or of conversations that end with an answer. output: of the search, as JSON.
     Raises:
         ConfigError: another method, no prompts, too few places, or flags that do not go together.
@@ -35,13 +35,13 @@ def run(given: dict[str, Any], search: str, prompts: Path | None, output: Path |
         raise ConfigError(f"tune --search finds the threshold of adadec, got {search}; give adadec, without threshold")
     if prompts is None:
         raise ConfigError("tune --search needs texts that are right; add --prompts FILE, of texts or conversations")
-    if given.pop("speculative_config", None) is not None:
+    if flag_values.pop("speculative_config", None) is not None:
         raise ConfigError("tune --search drafts nothing; leave --speculative-config out")
     if output is not None:
         outputs.must_be_own("--output", output, mark='{"method": "adadec"', what="a search that tune found")
-    llm = open_llm(given | {"speculative_config": "null"})
+    llm = open_llm(flag_values | {"speculative_config": "null"})
     documents = documents_of(texts_of(llm, [prompts], most=None), min(LONGEST, llm.runner.info.max_context))
-    entropies, right = entropies_of(llm.runner, [(one.tokens, one.first) for one in documents])
+    entropies, right = entropies_of(llm.runner, [(document.tokens, document.first) for document in documents])
     threshold = learned_threshold(entropies, right)
     wanted = json.loads(search) if search.lstrip().startswith("{") else {}
     kept = {"method": "adadec"} | wanted | {"threshold": round(threshold, 4)}
@@ -58,7 +58,7 @@ def facts(entropies: Sequence[float], right: Sequence[bool], threshold: float) -
     """What the threshold means on the texts: the share of places from it on, and how often the likeliest token is the
     text's there and below (None where there are none).
     """
-    unsure, sure = ([hit for one, hit in zip(entropies, right, strict=True) if (one >= threshold) == side]
+    unsure, sure = ([hit for entropy, hit in zip(entropies, right, strict=True) if (entropy >= threshold) == side]
                     for side in (True, False))  # fmt: skip
     mean = {name: round(fmean(some), 4) if some else None for name, some in (("from", unsure), ("below", sure))}
     return {
@@ -69,14 +69,14 @@ def facts(entropies: Sequence[float], right: Sequence[bool], threshold: float) -
     }
 
 
-def words(found: dict[str, Any], kept: dict[str, Any]) -> str:
-    """The findings in sentences."""
-    shares = [("none" if one is None else f"{one:.0%}") for one in (found["right_from"], found["right_below"])]
+def words(facts: dict[str, Any], kept: dict[str, Any]) -> str:
+    """Say the findings in sentences."""
+    shares = [("none" if share is None else f"{share:.0%}") for share in (facts["right_from"], facts["right_below"])]
     return "\n".join(
         [
-            f"threshold {kept['threshold']:.4g} nats, of {counted(found['places'], 'token')} of texts:",
-            f"  from it on {found['share_from']:>5.0%} of the places; the likeliest token is right in {shares[0]}",
-            f"  below it   {1 - found['share_from']:>5.0%} of the places; the likeliest token is right in {shares[1]}",
+            f"threshold {kept['threshold']:.4g} nats, of {counted(facts['places'], 'token')} of texts:",
+            f"  from it on {facts['share_from']:>5.0%} of the places; the likeliest token is right in {shares[0]}",
+            f"  below it   {1 - facts['share_from']:>5.0%} of the places; the likeliest token is right in {shares[1]}",
             f"Use it: --search '{json.dumps(kept)}'",
         ]
     )

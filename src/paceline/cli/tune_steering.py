@@ -17,11 +17,13 @@ LONGEST = 1024
 """Tokens of an example that count."""
 
 
-def run(given: dict[str, Any], steering: str, prompts: Path | None, output: Path | None, *, as_json: bool) -> None:
-    """Find it, print it, keep it.
+def run(
+    flag_values: dict[str, Any], steering: str, prompts: Path | None, output: Path | None, *, as_json: bool
+) -> None:
+    """Find the mu of svdecode, print it and keep it.
 
     Args:
-        given: flags of the model, among them the adapter. steering: a name, or JSON that names the base besides.
+        flag_values: flags of the model, among them the adapter. steering: a name, or JSON that names the base besides.
         prompts: a file of texts, or of conversations that end with an answer. output: of the steering, as JSON.
     Raises:
         ConfigError: another method, no prompts, a model without base, or flags that do not go together.
@@ -35,31 +37,34 @@ def run(given: dict[str, Any], steering: str, prompts: Path | None, output: Path
         raise ConfigError(f"tune --steering finds mu of svdecode, got {steering}; give svdecode, and its model at most")
     if prompts is None:
         raise ConfigError("tune --steering needs examples; add --prompts FILE, of texts or conversations with answers")
-    if given.pop("speculative_config", None) is not None:
+    if flag_values.pop("speculative_config", None) is not None:
         raise ConfigError("tune --steering drafts nothing; leave --speculative-config out")
     if output is not None:
         outputs.must_be_own("--output", output, mark='{"method": "svdecode"', what="a steering that tune found")
-    llm = open_llm(given | {"speculative_config": "null"})
+    llm = open_llm(flag_values | {"speculative_config": "null"})
     base = llm.models.open(wanted["model"]) if "model" in wanted else llm.models.base_of_target()
     longest = min(LONGEST, llm.runner.info.max_context)
-    found = svdecode_strength(llm.runner, base, documents_of(texts_of(llm, [prompts], most=None), longest))
-    kept = wanted | {"mu": found.mu}
+    strength = svdecode_strength(llm.runner, base, documents_of(texts_of(llm, [prompts], most=None), longest))
+    kept = wanted | {"mu": strength.mu}
     if output is not None:
         with outputs.writing("--output", output):
             output.write_text(json.dumps(kept) + "\n", encoding="utf-8")
     if as_json:
-        facts = {"candidates": dict(found.candidates), "losses": {str(mu): one for mu, one in found.losses.items()}}
-        print(json.dumps(kept | facts | {"tokens": list(found.tokens)}))
+        facts = {
+            "candidates": dict(strength.candidates),
+            "losses": {str(mu): loss for mu, loss in strength.losses.items()},
+        }
+        print(json.dumps(kept | facts | {"tokens": list(strength.tokens)}))
     else:
-        print(words(found, kept))
+        print(words(strength, kept))
 
 
-def words(found: Strength, kept: dict[str, Any]) -> str:
-    """The findings in sentences."""
-    fitted, judged = found.tokens
+def words(strength: Strength, kept: dict[str, Any]) -> str:
+    """Say the findings in sentences."""
+    fitted, judged = strength.tokens
     lines = [f"mu, of {fitted} tokens of answers, judged by {judged} others (cross-entropy in nats):"]
-    named = {"no steering": 0.0, **found.candidates}
-    lines += [f"  {name:<14} {mu:>10.4g}  {found.losses[mu]:.4f}" for name, mu in named.items()]
-    if found.mu == 0.0:
+    named = {"no steering": 0.0, **strength.candidates}
+    lines += [f"  {name:<14} {mu:>10.4g}  {strength.losses[mu]:.4f}" for name, mu in named.items()]
+    if strength.mu == 0.0:
         lines.append("Steering makes nothing better here: the base says nothing that the model has not learned.")
     return "\n".join([*lines, f"Use it: --steering '{json.dumps(kept)}'"])

@@ -35,12 +35,12 @@ def command(
     samples: Annotated[int, typer.Option("--samples", min=0, max=128, help="Sampled outputs per prompt.")] = 8,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**53, help="First seed of the tests by sampling.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
 ) -> None:
     """Decode plainly and accelerated, and compare tokens at temperature 0 and distributions above."""
     texts = None if prompts is None else read_prompts(prompts)
-    given["seed"] = seed
-    llm = open_llm(given)
+    flag_values["seed"] = seed
+    llm = open_llm(flag_values)
     from paceline.verify import verify
 
     items = bundled(llm) if texts is None else texts
@@ -96,14 +96,14 @@ def words(report: VerifyReport, verified: Sequence[str] = ()) -> str:
     return "\n".join(wrapped([*lines, report.conclusion], "  "))
 
 
-def _agreement(name: str, found: Agreement) -> list[str]:
-    lines = [f"{name}: {found.identical} of {found.outputs} outputs identical ({found.tokens} tokens)"]
-    if found.differences:
+def _agreement(name: str, agreement: Agreement) -> list[str]:
+    lines = [f"{name}: {agreement.identical} of {agreement.outputs} outputs identical ({agreement.tokens} tokens)"]
+    if agreement.differences:
         lines[0] += (
-            f", {len(found.differences) - found.wrong} differ at near ties only ({found.near_ties} in all), "
-            f"{found.wrong} elsewhere"
+            f", {len(agreement.differences) - agreement.wrong} differ at near ties only "
+            f"({agreement.near_ties} in all), {agreement.wrong} elsewhere"
         )
-    for index, differences in found.differences.items():
+    for index, differences in agreement.differences.items():
         for d in differences:
             kind = "a near tie" if d.near_tie else "NOT a near tie"
             where = f"  output {index}, token {d.position}: {d.plain} against {d.fast}"

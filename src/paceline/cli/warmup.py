@@ -28,21 +28,25 @@ def command(
     positional: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Folder or hub id of a model to prepare too.")
     ] = None,
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
 ) -> None:
     """Compile all kernels for this processor, and prepare a model: pack its weights, test its passes."""
-    if positional is not None and "model" in given:
+    if positional is not None and "model" in flag_values:
         raise ConfigError("give the model as an argument or with --model, not both")
-    given |= {"model": positional} if positional is not None else {}
-    steps = [*_kernels(), *_methods(), *([(str(given["model"]), lambda: _generate(given))] if "model" in given else [])]
+    flag_values |= {"model": positional} if positional is not None else {}
+    steps = [
+        *_kernels(),
+        *_methods(),
+        *([(str(flag_values["model"]), lambda: _generate(flag_values))] if "model" in flag_values else []),
+    ]
     begin = perf_counter()
     with progress_bar() as bar:
         task = bar.add_task("compiling", total=len(steps))
         for number, (what, work) in enumerate(steps, 1):
             bar.update(task, description=what)
             start = perf_counter()
-            found = work()
-            words = f"{perf_counter() - start:.1f} s" if found is None else str(found)
+            result = work()
+            words = f"{perf_counter() - start:.1f} s" if result is None else str(result)
             say(f"[{number}/{len(steps)}] {what}: {words}")
             bar.update(task, advance=1)
     say(f"{counted(len(steps), 'step')} in {perf_counter() - begin:.1f} s; `paceline cache list` says what is kept")
@@ -90,15 +94,17 @@ def _methods() -> list[Step]:
         llm.generate("1 2 3 1 2 3 1 2", SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True))
 
     names = [
-        name for name, one in registry.table("drafters").items() if one.kind == "table" and set(one.needs) <= {"trees"}
+        name
+        for name, entry in registry.table("drafters").items()
+        if entry.kind == "table" and set(entry.needs) <= {"trees"}
     ]
     return [(f"the method {name}", partial(draft, name)) for name in names]
 
 
-def _generate(given: dict[str, Any]) -> None:
+def _generate(flag_values: dict[str, Any]) -> None:
     """Load the model and let it say something."""
     from paceline.config import SamplingParams
 
-    llm = open_llm(given, diffusion=True)
+    llm = open_llm(flag_values, diffusion=True)
     llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=TOKENS))
     llm.close()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from paceline.config.declared import REQUIRED, check_options, documented, option
 from paceline.errors import ConfigError
 from paceline.utils import clear_calls, integer, items, need, reject_unknown, shortened, strings, tokens
 
@@ -28,68 +29,79 @@ CHECK: Final = "\n\nCheck the steps above for mistakes. Then give the final answ
 Piece = str | int | tuple[int, ...]
 
 
-def canvas_pieces(given: object) -> tuple[Piece, ...] | None:
+def canvas_pieces(value: object) -> tuple[Piece, ...] | None:
     """What stands where in an answer, from its first slot on: given texts or token ids, and numbers of slots to fill.
 
     Raises:
         ConfigError: another type, nothing given, more than the limits of this module.
     """
-    if given is None:
+    if value is None:
         return None
-    found = tuple(_piece(one, given) for one in items("canvas", given, RULE))
-    need(any(not isinstance(one, int) for one in found), "canvas", "give a text or token ids", given)
-    need(len(found) <= MAX_PIECES, "canvas", f"have at most {MAX_PIECES} pieces", len(found))
-    length = sum(len(one) for one in found if isinstance(one, str))
+    pieces = tuple(_piece(item, value) for item in items("canvas", value, RULE))
+    need(any(not isinstance(piece, int) for piece in pieces), "canvas", "give a text or token ids", value)
+    need(len(pieces) <= MAX_PIECES, "canvas", f"have at most {MAX_PIECES} pieces", len(pieces))
+    length = sum(len(piece) for piece in pieces if isinstance(piece, str))
     need(length <= MAX_CHARACTERS, "canvas", f"hold at most {MAX_CHARACTERS} characters", length)
-    return found
+    return pieces
 
 
-def _piece(one: Any, given: object) -> Piece:
-    if isinstance(one, str):
-        need(one != "", "canvas texts", "not be empty", given)
-        return one
-    if isinstance(one, list | tuple):
-        need(len(one) > 0, "canvas lists", "hold token ids", given)
-        return tokens("canvas token ids", one)
-    need(isinstance(one, int) and not isinstance(one, bool), "canvas", RULE, given)
-    integer("canvas slots to fill", one, 1, MAX_SLOTS)
-    return int(one)
+def _piece(item: Any, value: object) -> Piece:
+    if isinstance(item, str):
+        need(item != "", "canvas texts", "not be empty", value)
+        return item
+    if isinstance(item, list | tuple):
+        need(len(item) > 0, "canvas lists", "hold token ids", value)
+        return tokens("canvas token ids", item)
+    need(isinstance(item, int) and not isinstance(item, bool), "canvas", RULE, value)
+    integer("canvas slots to fill", item, 1, MAX_SLOTS)
+    return int(item)
+
+
+def _check_prompt(name: str, value: object) -> None:
+    fine = isinstance(value, str) and len(value) <= MAX_CHARACTERS
+    need(fine, name, f"be a text of at most {MAX_CHARACTERS} characters", value)
+
+
+def _check_ends(name: str, value: object) -> None:
+    count = len(strings(name, value))
+    need(count <= MAX_ENDS, name, f"hold at most {MAX_ENDS} texts", count)
 
 
 @clear_calls(example="max_tokens=256")
+@documented
 @dataclass(frozen=True, kw_only=True)
 class ThinkParams:
     """Thoughts before the answer: written by the model's method, then checked and answered from left to right.
 
-    Attributes:
-        max_tokens: most tokens of thoughts; those of the answer are limited by `SamplingParams.max_tokens`.
-        check_prompt: text appended to the thoughts, which asks to check them and to answer.
-        end: texts that end the thoughts, as the end of a text does.
     Raises:
         ConfigError: a value of another type, or out of range.
     Source: TDAR (arXiv:2602.09555).
     """
 
-    max_tokens: int
-    check_prompt: str = CHECK
-    end: Sequence[str] | str = ("</think>",)
+    max_tokens: int = option(
+        REQUIRED, low=1, high=MAX_SLOTS,
+        doc="Most tokens of thoughts; those of the answer are limited by `SamplingParams.max_tokens`.",
+    )  # fmt: skip
+    check_prompt: str = option(
+        CHECK, doc="Text appended to the thoughts, which asks to check them and to answer.", check=_check_prompt
+    )
+    end: Sequence[str] | str = option(
+        ("</think>",), doc="Texts that end the thoughts, as the end of a text does.", check=_check_ends
+    )
 
     def __post_init__(self) -> None:
-        integer("think max_tokens", self.max_tokens, 1, MAX_SLOTS)
-        fine = isinstance(self.check_prompt, str) and len(self.check_prompt) <= MAX_CHARACTERS
-        need(fine, "think check_prompt", f"be a text of at most {MAX_CHARACTERS} characters", self.check_prompt)
+        check_options(self, "think ")
         vars(self)["end"] = strings("think end", self.end)
-        need(len(self.end) <= MAX_ENDS, "think end", f"hold at most {MAX_ENDS} texts", len(self.end))
 
     @classmethod
-    def parse(cls, given: object) -> ThinkParams | None:
+    def parse(cls, value: object) -> ThinkParams | None:
         """From a dict, or a number of tokens; None and parameters stay as they are."""
-        if given is None or isinstance(given, cls):
-            return given
-        if isinstance(given, int) and not isinstance(given, bool):
-            return cls(max_tokens=given)
-        if not isinstance(given, Mapping) or "max_tokens" not in given:
+        if value is None or isinstance(value, cls):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return cls(max_tokens=value)
+        if not isinstance(value, Mapping) or "max_tokens" not in value:
             rule = 'be a number of tokens, or a dict with one, as {"max_tokens": 256}'
-            raise ConfigError(f"think must {rule}, got {shortened(given)}")
-        reject_unknown("think", given, [one.name for one in fields(cls)])
-        return cls(**given)
+            raise ConfigError(f"think must {rule}, got {shortened(value)}")
+        reject_unknown("think", value, [field.name for field in fields(cls)])
+        return cls(**value)

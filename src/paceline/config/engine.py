@@ -60,7 +60,7 @@ def _check_bits(name: str, value: object) -> None:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Sizes of the engine, and forms of its weights; `LLM` says more of each."""
+    """Sizes of the engine, and forms of its weights: arguments of `LLM`, of which the API reference says more."""
 
     dtype: str = option("auto", "auto, float32, bfloat16 or float16.", metavar="NAME", choices=DTYPES)
     device: str = option("auto", "auto, cpu, cuda or cuda:N.", metavar="NAME", check=_check_device)

@@ -13,14 +13,14 @@ MOST_REPLICAS: Final = 1024
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
 class ReplicaConfig:
-    """Of `paceline serve --replicas`.
+    """Says how many replicas `paceline serve` runs, and where.
 
     Raises:
         ConfigError: a value outside its range.
@@ -47,6 +47,6 @@ class ReplicaConfig:
         """Replicas there may be at once."""
         return self.max_replicas or self.replicas
 
-    def threads(self, given: int | None) -> int:
-        """Of each replica: `given`, or its share of this machine's cores."""
-        return given or max(1, cores() // self.most)
+    def threads(self, wanted: int | None) -> int:
+        """Of each replica: `wanted`, or its share of this machine's cores."""
+        return wanted or max(1, cores() // self.most)

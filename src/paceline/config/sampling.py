@@ -125,15 +125,24 @@ class StructuredOutputsParams:
     )
 
     def __repr__(self) -> str:
-        given = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
-        return f"StructuredOutputsParams({', '.join(f'{name}={value!r}' for name, value in given)})"
+        changed = (
+            (field.name, getattr(self, field.name))
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        )
+        return f"StructuredOutputsParams({', '.join(f'{name}={value!r}' for name, value in changed)})"
 
     def __post_init__(self) -> None:
         if isinstance(self.json, type) and hasattr(self.json, "model_json_schema"):
             vars(self)["json"] = self.json.model_json_schema()
-        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         names = ", ".join(CONSTRAINTS)
-        need(len(given) == 1, "structured_outputs", f"hold exactly one of {names}", " and ".join(given) or "none")
+        need(
+            len(constraints) == 1,
+            "structured_outputs",
+            f"hold exactly one of {names}",
+            " and ".join(constraints) or "none",
+        )
         for name in ("json", "structural_tag"):
             if isinstance(value := getattr(self, name), str):
                 vars(self)[name] = json_value(f"structured_outputs {name}", value)
@@ -151,14 +160,14 @@ class StructuredOutputsParams:
         need(not spaced, "whitespace_pattern", "be left out with disable_any_whitespace", self.whitespace_pattern)
 
     @classmethod
-    def parse(cls, given: object) -> StructuredOutputsParams | None:
+    def parse(cls, value: object) -> StructuredOutputsParams | None:
         """From a dict; None and parameters stay as they are."""
-        if given is None or isinstance(given, cls):
-            return given
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"structured_outputs must be StructuredOutputsParams or a dict, got {shortened(given)}")
-        reject_unknown("structured_outputs", given, [one.name for one in fields(cls)])
-        return cls(**given)
+        if value is None or isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"structured_outputs must be StructuredOutputsParams or a dict, got {shortened(value)}")
+        reject_unknown("structured_outputs", value, [field.name for field in fields(cls)])
+        return cls(**value)
 
 
 IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -339,15 +348,15 @@ class SamplingParams:
 
     def __setattr__(self, name: str, value: object) -> None:
         if "_built" in vars(self):
-            given = {one.name: getattr(self, one.name) for one in fields(self)}
-            value = getattr(SamplingParams.from_dict({**given, name: value}), name)
+            values = {field.name: getattr(self, field.name) for field in fields(self)}
+            value = getattr(SamplingParams.from_dict({**values, name: value}), name)
         object.__setattr__(self, name, value)
 
     def _processors(self) -> tuple[LogitsProcessor, ...]:
-        found = items("logits_processors", self.logits_processors, "be a list of functions")
-        for one in found:
-            processor_form(one)
-        return found
+        processors = items("logits_processors", self.logits_processors, "be a list of functions")
+        for processor in processors:
+            processor_form(processor)
+        return processors
 
     def _bias(self) -> dict[int, float] | None:
         if self.logit_bias is None:
@@ -376,22 +385,22 @@ class SamplingParams:
         return replace(self, seed=seed)
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> SamplingParams:
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Build from a mapping; unknown keys are rejected with an error that names them."""
-        need(isinstance(given, Mapping), "SamplingParams.from_dict", "get a dict", given)
-        reject_unknown("SamplingParams", given, [f.name for f in fields(cls)], meant=ELSEWHERE)
-        return cls(**given)
+        need(isinstance(values, Mapping), "SamplingParams.from_dict", "get a dict", values)
+        reject_unknown("SamplingParams", values, [f.name for f in fields(cls)], meant=ELSEWHERE)
+        return cls(**values)
 
 
-def _steering(given: object) -> dict[str, Any] | None:
+def _steering(value: object) -> dict[str, Any] | None:
     """A method of steering and its options, which the method itself checks."""
-    if given is None:
+    if value is None:
         return None
-    read = given
-    if isinstance(given, str):
-        read = json_value("steering", given) if given.lstrip().startswith("{") else {"method": given}
+    read = value
+    if isinstance(value, str):
+        read = json_value("steering", value) if value.lstrip().startswith("{") else {"method": value}
     rule = 'be the name of a method, or a dict as {"method": "cfg", "guidance_scale": 1.5}'
-    need(isinstance(read, Mapping) and isinstance(read.get("method"), str), "steering", rule, given)
+    need(isinstance(read, Mapping) and isinstance(read.get("method"), str), "steering", rule, value)
     return dict(read)  # type: ignore[call-overload,no-any-return]  # a mapping, just checked
 
 
@@ -412,7 +421,11 @@ def processor_form(processor: LogitsProcessor) -> Literal["output", "prompt and 
         parameters = inspect.signature(processor).parameters.values()
     except (TypeError, ValueError):  # one that is not written in Python
         return "output"
-    by_place = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    needed = sum(one.default is one.empty for one in by_place)
+    by_place = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    needed = sum(parameter.default is parameter.empty for parameter in by_place)
     need(needed in (2, 3), "logits_processors", rule, processor)
     return "output" if needed == 2 else "prompt and output"

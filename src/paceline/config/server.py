@@ -28,8 +28,8 @@ def _check_names(name: str, value: object) -> None:
 
 def _check_origins(name: str, value: object) -> None:
     _check_names(name, value)
-    for one in strings(name, value):
-        need(re.fullmatch(ORIGIN, one) is not None, name, "hold origins, such as https://example.org, or *", one)
+    for text in strings(name, value):
+        need(re.fullmatch(ORIGIN, text) is not None, name, "hold origins, such as https://example.org, or *", text)
 
 
 def _check_host(name: str, value: object) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Final
 
+from paceline.config.declared import REQUIRED, check_options, documented, option
 from paceline.errors import ConfigError
 from paceline.utils import (
     clear_calls,
     integer,
     json_value,
     need,
-    number,
     reject_unknown,
     same,
     say_ignored,
@@ -72,52 +72,66 @@ SHARED = ("acceptance_method", "posterior_threshold", "posterior_alpha", "contro
 """Keys that apply to all methods of a configuration, and are given beside a list of them."""
 
 
+def _check_method(name: str, value: object) -> None:
+    parts = value if isinstance(value, tuple) else ()
+    fine = isinstance(value, str | tuple) and all(isinstance(part, SpeculativeConfig) for part in parts)
+    need(fine, name, "be a name or a tuple of SpeculativeConfigs", value)
+
+
+def _check_text(name: str, value: object, *, rule: str) -> None:
+    need(isinstance(value, str) and value != "", name, rule, value)
+
+
+def _check_model(name: str, value: object) -> None:
+    _check_text(f"speculative_config {name}", value, rule="be a folder or hub id")
+
+
+def _check_controller(name: str, value: object) -> None:
+    _check_text(f"speculative_config {name}", value, rule="be a name from `paceline methods`")
+
+
 @clear_calls(example='method="ngram"')
+@documented
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
-    """vLLM's `speculative_config` dialect.
+    """vLLM's `speculative_config` dialect: which methods draft, what verifies, how much is drafted.
 
-    Attributes:
-        method: "auto", a name from `paceline methods`, "module:Class", or a list of those (or of nested dicts), whose
-            trees are merged.
-        num_speculative_tokens: most nodes of a draft tree; None lets the controller decide.
-        model: draft model of `draft_model`.
-        acceptance_method: "rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling" (all exact),
-            "typical_acceptance_sampler" (approximate), the name of one of another package, or "module:Class".
-        posterior_threshold, posterior_alpha: of typical acceptance.
-        controller: a policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where
-            num_speculative_tokens is given, else "auto".
-        disable_by_batch_size: no drafts at or above this number of running sequences.
-        options: all other keys, for the constructors of the drafter (`prompt_lookup_max`, ...) and of the controller
-            (`threshold`, ...); one that neither knows is rejected, and one that both know too.
+    Raises:
+        ConfigError: a value outside its range.
     """
 
-    method: str | tuple[SpeculativeConfig, ...] = "auto"
-    num_speculative_tokens: int | None = None
-    model: str | None = None
-    acceptance_method: str = "rejection_sampler"
-    posterior_threshold: float = 0.09
-    posterior_alpha: float = 0.3
-    controller: str | None = None
-    disable_by_batch_size: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    method: str | tuple[SpeculativeConfig, ...] = option(
+        "auto", check=_check_method,
+        doc='"auto", a name from `paceline methods`, "module:Class", or a list of those (or of nested dicts), whose '
+        "trees are merged.",
+    )  # fmt: skip
+    num_speculative_tokens: int | None = option(
+        None, doc="Most nodes of a draft tree; None lets the controller decide.", low=0, high=MOST_TOKENS
+    )
+    model: str | None = option(None, doc="Draft model of `draft_model`.", check=_check_model)
+    acceptance_method: str = option(
+        "rejection_sampler", check=partial(_check_text, rule="be a verifier of `paceline methods` or module:Class"),
+        doc='"rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling" (all exact), '
+        '"typical_acceptance_sampler" (approximate), the name of one of another package, or "module:Class".',
+    )  # fmt: skip
+    posterior_threshold: float = option(0.09, doc="Of typical acceptance.", low=0.0, high=1.0, rule="be in 0..1")
+    posterior_alpha: float = option(0.3, doc="Of typical acceptance.", low=0.0, rule="be 0 or more")
+    controller: str | None = option(
+        None, check=_check_controller,
+        doc='A policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where '
+        'num_speculative_tokens is given, else "auto".',
+    )  # fmt: skip
+    disable_by_batch_size: int | None = option(
+        None, doc="No drafts at or above this number of running sequences.", low=1
+    )
+    options: Mapping[str, Any] = option(
+        REQUIRED, factory=dict, check=lambda name, value: need(isinstance(value, Mapping), name, "be a dict", value),
+        doc="All other keys, for the constructors of the drafter (`prompt_lookup_max`, ...) and of the controller "
+        "(`threshold`, ...); one that neither knows is rejected, and one that both know too.",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.num_speculative_tokens is not None:
-            integer("num_speculative_tokens", self.num_speculative_tokens, 0, MOST_TOKENS)
-        if self.disable_by_batch_size is not None:
-            integer("disable_by_batch_size", self.disable_by_batch_size, 1)
-        rule, verifier = "be a verifier of `paceline methods` or module:Class", self.acceptance_method
-        need(isinstance(verifier, str) and verifier != "", "acceptance_method", rule, verifier)
-        parts = self.method if isinstance(self.method, tuple) else ()
-        fine = isinstance(self.method, str | tuple) and all(isinstance(one, SpeculativeConfig) for one in parts)
-        need(fine, "method", "be a name or a tuple of SpeculativeConfigs", self.method)
-        need(isinstance(self.options, Mapping), "options", "be a dict", self.options)
-        number("posterior_threshold", self.posterior_threshold, 0.0, 1.0, "be in 0..1")
-        number("posterior_alpha", self.posterior_alpha, 0.0, math.inf, "be 0 or more")
-        for name, rule in (("model", "be a folder or hub id"), ("controller", "be a name from `paceline methods`")):
-            value = getattr(self, name)
-            need(value is None or (isinstance(value, str) and value != ""), f"speculative_config {name}", rule, value)
+        check_options(self)
 
     @classmethod
     def general_keys(cls) -> list[str]:
@@ -125,13 +139,13 @@ class SpeculativeConfig:
         return [f.name for f in fields(cls) if f.name != "options"]
 
     @classmethod
-    def parse(cls, given: GivenConfig) -> SpeculativeConfig | None:
+    def parse(cls, config: GivenConfig) -> SpeculativeConfig | None:
         """From a dict, the name of a method, a list of methods, JSON text of these, or None (plain decoding).
 
         Raises:
             ConfigError: text that is not JSON, or a value outside its range.
         """
-        whole: Any = _written(given) if isinstance(given, str) else given
+        whole: Any = _written(config) if isinstance(config, str) else config
         if whole is None or isinstance(whole, SpeculativeConfig):
             return whole
         if isinstance(whole, str | list | tuple):
@@ -141,27 +155,27 @@ class SpeculativeConfig:
         idle = {key: value for key, value in whole.items() if _is_idle(key, value)}
         say_ignored(idle)
         whole = {key: value for key, value in whole.items() if key not in idle}
-        by_model = any(same(whole.get("model"), one) for one in ("ngram", "[ngram]"))  # as vLLM has it
+        by_model = any(same(whole.get("model"), marker) for marker in ("ngram", "[ngram]"))  # as vLLM has it
         if by_model and whole.get("method") is None:
             whole = {key: value for key, value in whole.items() if key != "model"} | {"method": "ngram"}
-        own = set(cls.general_keys())
-        given = {key: value for key, value in whole.items() if value is not None or key not in own | VLLM_KEYS}
-        known = {key: value for key, value in given.items() if key in own}
+        general = set(cls.general_keys())
+        settings = {key: value for key, value in whole.items() if value is not None or key not in general | VLLM_KEYS}
+        known = {key: value for key, value in settings.items() if key in general}
         method = known.get("method", "draft_model" if isinstance(known.get("model"), str) else "auto")
         need(isinstance(method, str | list | tuple) and method != "", "method", "be a name or a list of names", method)
         if not isinstance(method, str):
             need(len(method) > 0, "method", "not be an empty list", method)
-            method = tuple(cls._nested(item, given) for item in method)
+            method = tuple(cls._nested(item, settings) for item in method)
         known["method"] = method
         if str(known.get("acceptance_method")) != "typical_acceptance_sampler":
             for key in ("posterior_threshold", "posterior_alpha"):
                 need(
-                    key not in given,
+                    key not in settings,
                     key,
                     'be given together with "acceptance_method": "typical_acceptance_sampler"',
                     known.get(key),
                 )
-        return cls(**known, options={key: value for key, value in given.items() if key not in own})
+        return cls(**known, options={key: value for key, value in settings.items() if key not in general})
 
     @classmethod
     def _nested(cls, item: object, outer: Mapping[str, Any]) -> SpeculativeConfig:
@@ -190,19 +204,19 @@ class DraftChoice:
     most: int | None = None
 
     @classmethod
-    def parse(cls, given: object) -> DraftChoice:
+    def parse(cls, value: object) -> DraftChoice:
         """From a dict with `method` and `num_speculative_tokens`, a name, a list of names, or None (plain decoding).
 
         Raises:
             ConfigError: anything else. What loads or builds something is chosen for the engine, not for a request.
         """
-        if given is None or isinstance(given, str | list | tuple):
-            given = {"method": "none" if given is None else given}
+        if value is None or isinstance(value, str | list | tuple):
+            value = {"method": "none" if value is None else value}
         name = "speculative_config"
-        need(isinstance(given, Mapping), name, "be a dict, the name of a method, a list of names or None", given)
-        assert isinstance(given, Mapping)
-        reject_unknown("speculative_config of a request", given, ("method", "num_speculative_tokens"))
-        most, method = given.get("num_speculative_tokens"), given.get("method")
+        need(isinstance(value, Mapping), name, "be a dict, the name of a method, a list of names or None", value)
+        assert isinstance(value, Mapping)
+        reject_unknown("speculative_config of a request", value, ("method", "num_speculative_tokens"))
+        most, method = value.get("num_speculative_tokens"), value.get("method")
         if most is not None:
             integer("speculative_config num_speculative_tokens", most, 0, MOST_TOKENS)
         rule = "be the name of a method, or a list of names"
@@ -224,7 +238,7 @@ def _is_idle(key: str, value: object) -> bool:
     if key not in IDLE_KEYS or value is None:
         return False
     values = IDLE_KEYS[key]
-    return values is None or any(same(value, one) for one in values)
+    return values is None or any(same(value, allowed) for allowed in values)
 
 
 def _written(text: str) -> Any:
@@ -246,8 +260,8 @@ def near(key: object, known: Sequence[str]) -> list[str]:
     return get_close_matches(str(key).lower(), list(dict.fromkeys(known)), n=2, cutoff=CLOSE)
 
 
-def reject_unknown_keys(kind: str, given: Iterable[str], options: Sequence[str], general: Sequence[str]) -> None:
-    """Reject those of `given` that are no options, all together.
+def reject_unknown_keys(kind: str, keys: Iterable[str], options: Sequence[str], general: Sequence[str]) -> None:
+    """Reject those of `keys` that are no options, all together.
 
     Args:
         kind: what lacks it, for the message.
@@ -256,12 +270,12 @@ def reject_unknown_keys(kind: str, given: Iterable[str], options: Sequence[str],
     Raises:
         ConfigError: with the closest of all these keys; where none is close, with the first of them.
     """
-    unknown = [key for key in given if key not in options]
+    unknown = [key for key in keys if key not in options]
     if not unknown:
         return
-    rest = [one for one in general if one not in unknown and one not in options]
+    rest = [key for key in general if key not in unknown and key not in options]
     close = {key: near(key, [*options, *rest]) for key in unknown}
-    hints = {key: f"did you mean {' or '.join(found)}?" if found else "" for key, found in close.items()}
+    hints = {key: f"did you mean {' or '.join(names)}?" if names else "" for key, names in close.items()}
     known = f"known are {_some(sorted(options)) or 'no options'}; with every method also {_some(rest)}"
     if len(unknown) == 1:
         raise ConfigError(f"{kind} does not know {unknown[0]!r}; {hints[unknown[0]] or known}")

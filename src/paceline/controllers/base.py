@@ -17,7 +17,7 @@ class Signal(NamedTuple):
 
     Attributes:
         key: identifies the sequence across steps.
-        length: committed tokens.
+        length: committed tokens, the root included, whose key and value are not in the cache yet.
         remaining: most tokens it may still produce (max_tokens and context considered); depth beyond remaining - 1 is
             waste.
         temperature: 0 for greedy.
@@ -34,6 +34,8 @@ class StepTimes:
     """Seconds spent in one step: `draft` per drafter (in their order), then scoring, verifying and all else.
 
     Attributes:
+        verify: with all that steering does behind the target's pass, passes of other models among it.
+        other: merging and selecting trees, and committing.
         rows: input rows of the scoring pass (roots and nodes of the whole batch).
         catching_up: per drafter, reading what it had not seen of the texts, prompts first of all.
     """
@@ -142,10 +144,10 @@ class Outcome:
                 counts[sources[node]][0] += 1
         reading = self.times.catching_up or (0.0,) * len(counts)
         took = zip(counts, self.times.draft, reading, strict=True)
-        made = [Share(accepted, scored, drafting, read) for (accepted, scored), drafting, read in took]
+        shares = [Share(accepted, scored, drafting, read) for (accepted, scored), drafting, read in took]
         if not self.earlier:
-            return made
-        return [one.plus(other) for one, other in zip(made, self.earlier, strict=True)]
+            return shares
+        return [share.plus(other) for share, other in zip(shares, self.earlier, strict=True)]
 
 
 class Controller:

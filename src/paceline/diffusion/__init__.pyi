@@ -10,8 +10,8 @@ from .catalogue import Method as Method
 from .driver import DiffusionDriver as DiffusionDriver
 from .engine import DiffusionEngine as DiffusionEngine
 from .grammar_check import GrammarCheck as GrammarCheck
-from .loop import Outcome as Outcome
-from .loop import Parts as Parts
+from .loop import CanvasMethod as CanvasMethod
+from .loop import FinishedCanvas as FinishedCanvas
 from .loop import decode as decode
 from .methods import KINDS as KINDS
 from .methods import ConfiguredMethod as ConfiguredMethod

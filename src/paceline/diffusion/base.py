@@ -99,7 +99,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CanvasPass:
     """One pass: which slots are computed, which are read from the cache, whether what is computed is stored.
 
     Attributes:
@@ -117,7 +117,7 @@ class Plan:
         return self.slots if self.wanted is None else self.slots[self.wanted]
 
 
-class Part:
+class MethodPart:
     """What parts of every kind share. Options are keyword arguments of the constructor.
 
     Attributes:
@@ -137,7 +137,7 @@ class Part:
         return {}
 
 
-class Schedule(Part, ABC):
+class Schedule(MethodPart, ABC):
     """Which block is being worked on, which slots may be written."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Schedule(Part, ABC):
         """Masked slots that may be written now, ascending; never empty while a slot is masked."""
 
 
-class Score(Part, ABC):
+class Score(MethodPart, ABC):
     """How sure the model is of a slot; the highest score is written first."""
 
     @abstractmethod
@@ -157,7 +157,7 @@ class Score(Part, ABC):
         """(k,) of the (k,) predictions, all of eligible slots."""
 
 
-class Correction(Part, ABC):
+class Correction(MethodPart, ABC):
     """Corrects what the model says before any rule looks at it: penalties on logits."""
 
     @abstractmethod
@@ -165,7 +165,7 @@ class Correction(Part, ABC):
         """Predictions of the same slots."""
 
 
-class Modifier(Part, ABC):
+class Modifier(MethodPart, ABC):
     """Corrects scores after they are taken: factors on ends of text, bars, noise on the order."""
 
     @abstractmethod
@@ -173,7 +173,7 @@ class Modifier(Part, ABC):
         """(e,) scores in place of `step.scores`; -inf bars a slot for this round, unless all are barred."""
 
 
-class Commit(Part, ABC):
+class Commit(MethodPart, ABC):
     """Which eligible slots are written this round.
 
     Attributes:
@@ -187,7 +187,7 @@ class Commit(Part, ABC):
         """A subset of `step.eligible`; where it is empty, the best slot is written, unless the rule waits."""
 
 
-class Edit(Part, ABC):
+class Edit(MethodPart, ABC):
     """Rewrites or masks again what was written."""
 
     @abstractmethod
@@ -199,7 +199,7 @@ class Edit(Part, ABC):
         """Whether a canvas without masked slots still needs a pass."""
 
 
-class Check(Part, ABC):
+class Check(MethodPart, ABC):
     """A hard constraint on the text: a grammar, a regular expression, a schema."""
 
     @abstractmethod
@@ -215,7 +215,7 @@ class Check(Part, ABC):
         """Whether a canvas may be cut to `length` slots, as a stop rule asks."""
 
 
-class Stop(Part, ABC):
+class Stop(MethodPart, ABC):
     """Whether the rest can be written at once, or is not needed."""
 
     @abstractmethod
@@ -223,7 +223,7 @@ class Stop(Part, ABC):
         """Before `chosen` is written."""
 
 
-class Cache(Part, ABC):
+class Cache(MethodPart, ABC):
     """What is recomputed and what is read from stored keys and values.
 
     Attributes:
@@ -233,14 +233,14 @@ class Cache(Part, ABC):
     exact = False
 
     @abstractmethod
-    def plans(self, canvas: Canvas, block: range) -> list[Plan]:
+    def plans(self, canvas: Canvas, block: range) -> list[CanvasPass]:
         """Passes before the next decision.
 
         The last predicts, those before it only store (the write pass of a finished block).
         """
 
     @abstractmethod
-    def ahead(self, canvas: Canvas, block: range) -> Plan | None:
+    def ahead(self, canvas: Canvas, block: range) -> CanvasPass | None:
         """A pass over a later canvas beside the one that `plans` has asked for last, with the predictions `plans` would
         lead to.
 
@@ -268,7 +268,7 @@ class Transition:
     ended: bool = False
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[MethodPart]:
         """All of its rules."""
         optional = (self.edit, self.check, self.stop, self.correction)
         return [self.schedule, self.score, *self.modifiers, self.commit, *(part for part in optional if part)]
@@ -388,12 +388,12 @@ class Setting:
             ConfigError: a schedule of several blocks, a block-causal model whose block does not hold the text.
         """
         masked, block = self.canvas.masked(), self.first_block()
-        one = not masked.size or (block.start <= masked[0] and masked[-1] < block.stop)
+        in_one_block = not masked.size or (block.start <= masked[0] and masked[-1] < block.stop)
         if self.denoiser.attention == "block" and len(block) == self.denoiser.block_length:
             rule = f"fit one block of {len(block)} slots for {method}, which may write anywhere (full attention)"
-            need(one, "max_tokens of a block-causal model", rule, int(masked.size))
+            need(in_one_block, "max_tokens of a block-causal model", rule, int(masked.size))
         rule = f"be that of the whole text for {method}, which may write anywhere (leave it out)"
-        need(one, "block_length", rule, len(block))
+        need(in_one_block, "block_length", rule, len(block))
         return int(masked.size)
 
     def rounds_of_blocks(self, steps: int | None) -> int:
@@ -433,19 +433,19 @@ class Setting:
 class Layout:
     """How the drafts of one pass are laid out as calls of the model: a call for each draft (batch expansion)."""
 
-    def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
+    def calls(self, drafts: Sequence[Canvas], plans: Sequence[CanvasPass], store: SlotCache | None) -> list[Call]:
         """One pass over drafts of one canvas, each by its own plan."""
         return [
             Call(draft.tokens[plan.slots], plan.slots, store, plan.read, plan.write, wanted=plan.wanted)
             for draft, plan in zip(drafts, plans, strict=True)
         ]
 
-    def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
+    def logits(self, outputs: list[torch.Tensor], plans: Sequence[CanvasPass]) -> list[torch.Tensor]:
         """(k, v) of each draft, its plan's wanted rows."""
         return outputs
 
 
-class Verification(Part, ABC):
+class Verification(MethodPart, ABC):
     """Several canvases ahead in one pass, of which the furthest that the plain method would have reached is kept.
 
     Attributes:

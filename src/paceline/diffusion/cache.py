@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.diffusion.base import Cache, Plan, Setting
+from paceline.diffusion.base import Cache, CanvasPass, Setting
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.models import Ints
 from paceline.utils import need
@@ -34,14 +34,14 @@ class NoCache(Cache):
         self.own = setting.denoiser.block_length if setting.denoiser.attention == "block" else None
         self.more = blocks_ahead
 
-    def plans(self, canvas: Canvas, block: range) -> list[Plan]:
+    def plans(self, canvas: Canvas, block: range) -> list[CanvasPass]:
         return [self.ahead(canvas, block)]
 
-    def ahead(self, canvas: Canvas, block: range) -> Plan:
+    def ahead(self, canvas: Canvas, block: range) -> CanvasPass:
         if self.own is None:
-            return Plan(np.arange(canvas.length))
+            return CanvasPass(np.arange(canvas.length))
         end = -(-block.stop // self.own) * self.own + self.more * self.own
-        return Plan(np.arange(min(end, canvas.length)))
+        return CanvasPass(np.arange(min(end, canvas.length)))
 
 
 class BlockCache(Cache):
@@ -75,7 +75,7 @@ class BlockCache(Cache):
         self.tokens = canvas.tokens[:0]
         self.before = 0
 
-    def plans(self, canvas: Canvas, block: range) -> list[Plan]:
+    def plans(self, canvas: Canvas, block: range) -> list[CanvasPass]:
         low, high = self._bounds(canvas, block)
         self.before = min(self._intact(canvas), low)
         stale = low > self.before
@@ -86,7 +86,7 @@ class BlockCache(Cache):
         self.before = low
         return [first, self._plan(low, high)]
 
-    def ahead(self, canvas: Canvas, block: range) -> Plan | None:
+    def ahead(self, canvas: Canvas, block: range) -> CanvasPass | None:
         if not np.array_equal(canvas.tokens[: self.before], self.tokens[: self.before]):
             return None
         return self._plan(self.before, self._bounds(canvas, block)[1])
@@ -102,10 +102,10 @@ class BlockCache(Cache):
         changed = np.flatnonzero(self.tokens[:size] != canvas.tokens[:size])
         return int(changed[0] if changed.size else size) // self.own * self.own
 
-    def _plan(self, first: int, high: int, *, write: bool = False) -> Plan:
+    def _plan(self, first: int, high: int, *, write: bool = False) -> CanvasPass:
         first = max(first - self.left, 0)
         read: Ints = np.arange(first)
-        return Plan(np.arange(first, high), read, write)
+        return CanvasPass(np.arange(first, high), read, write)
 
 
 class RefreshedCache(Cache):
@@ -129,24 +129,24 @@ class RefreshedCache(Cache):
         self.needs_left = setting.denoiser.needs_left
         self.block, self.length, self.since, self.storing = range(0), 0, 0, False
 
-    def plans(self, canvas: Canvas, block: range) -> list[Plan]:
+    def plans(self, canvas: Canvas, block: range) -> list[CanvasPass]:
         self.storing = self._due(canvas, block)
         if not self.storing:
             return [self.between(canvas, block)]
         self.block, self.length, self.since = block, canvas.length, canvas.round
         return [self.refresh(canvas)]
 
-    def ahead(self, canvas: Canvas, block: range) -> Plan | None:
+    def ahead(self, canvas: Canvas, block: range) -> CanvasPass | None:
         if self.storing or self._due(canvas, block):
             return None
         return self.between(canvas, block)
 
-    def refresh(self, canvas: Canvas) -> Plan:
+    def refresh(self, canvas: Canvas) -> CanvasPass:
         """The pass that stores."""
-        return Plan(np.arange(canvas.length), write=True)
+        return CanvasPass(np.arange(canvas.length), write=True)
 
     @abstractmethod
-    def between(self, canvas: Canvas, block: range) -> Plan:
+    def between(self, canvas: Canvas, block: range) -> CanvasPass:
         """A pass that reads."""
 
     def with_left(self, slots: Ints) -> Ints:
@@ -159,7 +159,7 @@ class RefreshedCache(Cache):
         return self.period is not None and canvas.round - self.since >= self.period
 
 
-class PrefixCache(RefreshedCache):
+class BlockPrefixCache(RefreshedCache):
     """A block's first pass computes everything.
 
     The later ones compute the block and what follows it, and read the rest.
@@ -174,9 +174,9 @@ class PrefixCache(RefreshedCache):
     def __init__(self, setting: Setting, *, refresh_period: int | None = None) -> None:
         super().__init__(setting, refresh_period)
 
-    def between(self, canvas: Canvas, block: range) -> Plan:
+    def between(self, canvas: Canvas, block: range) -> CanvasPass:
         first = max(block.start - self.needs_left, 0)
-        return Plan(np.arange(first, canvas.length), np.arange(first))
+        return CanvasPass(np.arange(first, canvas.length), np.arange(first))
 
 
 class DualCache(RefreshedCache):
@@ -200,9 +200,9 @@ class DualCache(RefreshedCache):
         need(recompute in ("block", "masked"), "recompute", "be block or masked", recompute)
         self.masked_only = recompute == "masked"
 
-    def between(self, canvas: Canvas, block: range) -> Plan:
+    def between(self, canvas: Canvas, block: range) -> CanvasPass:
         slots = self.with_left(self._open(canvas, block))
-        return Plan(slots, np.setdiff1d(np.arange(canvas.length), slots, assume_unique=True))
+        return CanvasPass(slots, np.setdiff1d(np.arange(canvas.length), slots, assume_unique=True))
 
     def _open(self, canvas: Canvas, block: range) -> Ints:
         slots: Ints = np.arange(block.start, block.stop)
@@ -249,13 +249,13 @@ class WindowCache(RefreshedCache):
         self.active, self.window, self.whole = active_slots, window_slots, refresh == "canvas"
         self.kept = np.empty(0, np.int64)
 
-    def refresh(self, canvas: Canvas) -> Plan:
+    def refresh(self, canvas: Canvas) -> CanvasPass:
         dropped = canvas.masked()[self.window :] if self.window is not None else np.empty(0, np.int64)
         every = np.arange(canvas.length)
         self.kept = np.setdiff1d(every, dropped, assume_unique=True)
-        return Plan(every if self.whole else self.kept, write=True)
+        return CanvasPass(every if self.whole else self.kept, write=True)
 
-    def between(self, canvas: Canvas, block: range) -> Plan:
+    def between(self, canvas: Canvas, block: range) -> CanvasPass:
         settling = np.flatnonzero((canvas.status == Status.COMMITTED) & (canvas.born >= self.since))
         slots = np.union1d(self.with_left(canvas.masked()[: self.active]), settling)
-        return Plan(slots, np.setdiff1d(self.kept, slots, assume_unique=True))
+        return CanvasPass(slots, np.setdiff1d(self.kept, slots, assume_unique=True))

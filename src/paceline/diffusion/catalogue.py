@@ -61,7 +61,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     },
     "cache": {
         "none": "cache:NoCache",
-        "prefix": "cache:PrefixCache",
+        "prefix": "cache:BlockPrefixCache",
         "dual": "cache:DualCache",
         "window": "cache:WindowCache",
         "block": "cache:BlockCache",

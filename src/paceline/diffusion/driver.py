@@ -57,11 +57,12 @@ class DiffusionDriver:
         return OpenRequests([] if running is None else [running[0]], list(self._waiting))
 
     def check_params(self, params: SamplingParams, drafts: DraftChoice) -> None:
-        """See `Backend.check_params`; the parameters are looked at when a request begins."""
+        """See `Backend.check_params`; `check` looks at the other parameters, together with the prompt."""
         need(drafts == ALL_DRAFTS, "speculative_config", "be left out for a diffusion language model", drafts)
 
     def check(self, request: Request) -> None:
-        """See `Backend.check`: all that can be wrong with a request is said when it begins."""
+        """See `Backend.check`."""
+        self.engine.check(request)
 
     def run(self, requests: Sequence[Request], advance: Advance | None = None) -> None:
         """See `Backend.run`."""

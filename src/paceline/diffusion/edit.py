@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.diffusion.base import Changes, Commit, Edit, Part, Setting, Step
+from paceline.diffusion.base import Changes, Commit, Edit, MethodPart, Setting, Step
 from paceline.diffusion.canvas import Canvas, Floats, Status
 from paceline.diffusion.predictions import uniform
 from paceline.diffusion.schedule import HeldBlocks
@@ -115,7 +115,7 @@ class MaskPredictEdit(Edit):
         return False
 
 
-class RemaskingChances(Part):
+class RemaskingChances(MethodPart):
     """Remasking diffusion: written slots are masked again by chance, and the rate of writing makes up for it.
 
     This is what both parts of the sampler share: their options, and the chances of each round.

@@ -23,7 +23,7 @@ from paceline.config import EngineConfig, SamplingParams, ThinkParams
 from paceline.diffusion.canvas import Canvas, Status, given_slots
 from paceline.diffusion.jobs import FinalPrefix, Job, Writing, alone, said
 from paceline.diffusion.layout import BiasedLayout, OpenedLayout
-from paceline.diffusion.loop import Outcome, Parts, running
+from paceline.diffusion.loop import CanvasMethod, FinishedCanvas, running
 from paceline.diffusion.methods import ConfiguredMethod
 from paceline.diffusion.options import check_engine, check_sampling, honoured, parse_config
 from paceline.diffusion.outputs import CanvasChunk, DiffusionMetrics, Painter, Pieces, TokenTexts
@@ -133,7 +133,7 @@ class DiffusionEngine:
         kinds = [[job for job in jobs if job.thinks == thinks] for thinks in (False, True)]
         return [kind[low : low + most] for kind in kinds for low in range(0, len(kind), most)]
 
-    def _ready(self, jobs: Sequence[Job]) -> list[tuple[Job, Parts]]:
+    def _ready(self, jobs: Sequence[Job]) -> list[tuple[Job, CanvasMethod]]:
         """Those that can begin, each with its method.
 
         Raises:
@@ -150,7 +150,7 @@ class DiffusionEngine:
                 job.fail(said("the diffusion method", error))
         return ready
 
-    def _running(self, ready: Sequence[tuple[Job, Parts]]) -> Iterator[None]:
+    def _running(self, ready: Sequence[tuple[Job, CanvasMethod]]) -> Iterator[None]:
         """Thoughts, where there are some, and then the outputs, one pass of the model at a time."""
         while ready:
             jobs = [job for job, _ in ready]
@@ -164,6 +164,14 @@ class DiffusionEngine:
                         self._begin_answer(job)
                         ready.append((job, self._parts(job)))
 
+    def check(self, request: Request) -> None:
+        """Reject a request that could not begin; nothing is decoded.
+
+        Raises:
+            ConfigError, PromptError, UnsatisfiableError: what is wrong with it.
+        """
+        self._ready(self._jobs(request)[:1])
+
     def stream(self, request: Request) -> Generator[CanvasChunk]:
         """Decode one request and yield a chunk after every round of an output; closing it cancels the request.
 
@@ -173,7 +181,7 @@ class DiffusionEngine:
         jobs = self._jobs(request)
         return self._streaming(jobs, self._ready(jobs))
 
-    def _streaming(self, jobs: list[Job], ready: list[tuple[Job, Parts]]) -> Generator[CanvasChunk]:
+    def _streaming(self, jobs: list[Job], ready: list[tuple[Job, CanvasMethod]]) -> Generator[CanvasChunk]:
         _begin(jobs)
         try:
             for _ in self._running(ready):
@@ -246,7 +254,7 @@ class DiffusionEngine:
             CompletionOutput(index, reasoning=None if think is None else "") for index in range(request.params.n)
         ]
         jobs = [
-            Job(request, output.index, writing, Outcome(canvas), output, self._final(writing))
+            Job(request, output.index, writing, FinishedCanvas(canvas), output, self._final(writing))
             for output in request.outputs
         ]
         if think is not None:
@@ -261,14 +269,14 @@ class DiffusionEngine:
 
     def _thoughts(self, request: Request, think: ThinkParams) -> Writing:
         """The thoughts before an output."""
-        given = request.params
+        answer_params = request.params
         params = SamplingParams(
-            temperature=given.temperature,
-            logit_bias=given.logit_bias,
+            temperature=answer_params.temperature,
+            logit_bias=answer_params.logit_bias,
             stop=think.end,
             max_tokens=think.max_tokens,
-            ignore_eos=given.ignore_eos,
-            skip_special_tokens=given.skip_special_tokens,
+            ignore_eos=answer_params.ignore_eos,
+            skip_special_tokens=answer_params.skip_special_tokens,
         )
         text = Request(request.id, None, request.prompt_ids, params, request.seed, think.max_tokens)
         return Writing(text, self._method(thinking(self.given), request), self.denoiser)
@@ -318,7 +326,7 @@ class DiffusionEngine:
         assert think is not None
         tokens = self._keep_thoughts(job)
         writing = self._answer(job.request, think, tokens)
-        outcome, final = Outcome(self._canvas(writing)), self._final(writing)
+        outcome, final = FinishedCanvas(self._canvas(writing)), self._final(writing)
         job.writing, job.thought, job.shown = writing, job.outcome, 0
         job.outcome, job.final = outcome, final
 
@@ -379,11 +387,11 @@ class DiffusionEngine:
     def _ends(self, request: Request) -> frozenset[int]:
         return frozenset((*self._eos(request), *request.params.stop_token_ids))
 
-    def _parts(self, job: Job) -> Parts:
+    def _parts(self, job: Job) -> CanvasMethod:
         """The method, made for one output."""
         return self._make(job.writing, job.outcome.canvas, job.index)
 
-    def _make(self, writing: Writing, canvas: Canvas, index: int) -> Parts:
+    def _make(self, writing: Writing, canvas: Canvas, index: int) -> CanvasMethod:
         text, facts = writing.text, writing.denoiser
         params = text.params
         if params.ignore_eos:
@@ -393,9 +401,9 @@ class DiffusionEngine:
         parts = writing.method.parts(facts, canvas, seed=draw_seed(text.seed, index), token_text=texts)
         if params.logit_bias:
             parts.layout = BiasedLayout(parts.layout, params.logit_bias)
-        given = np.flatnonzero(canvas.status[canvas.start :][: text.max_tokens] == Status.PRIOR)
-        if given.size and facts.eos_token_ids:
-            parts.layout = OpenedLayout(parts.layout, facts.eos_token_ids, canvas.start + int(given[-1]))
+        prior = np.flatnonzero(canvas.status[canvas.start :][: text.max_tokens] == Status.PRIOR)
+        if prior.size and facts.eos_token_ids:
+            parts.layout = OpenedLayout(parts.layout, facts.eos_token_ids, canvas.start + int(prior[-1]))
         return parts
 
     def _look_for_ends(self, jobs: Sequence[Job]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from paceline.diffusion.loop import Outcome
+from paceline.diffusion.loop import FinishedCanvas
 from paceline.diffusion.methods import ConfiguredMethod
 from paceline.engine import CompletionOutput, Request, StopChecker, no_text
 from paceline.errors import PacelineError
@@ -55,10 +55,10 @@ class Job:
     request: Request
     index: int
     writing: Writing
-    outcome: Outcome
+    outcome: FinishedCanvas
     output: CompletionOutput
     final: FinalPrefix
-    thought: Outcome | None = None
+    thought: FinishedCanvas | None = None
     shown: int = 0
     told: int = 0
     failure: str | None = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from paceline.diffusion.base import NONE, Layout, Plan
+from paceline.diffusion.base import NONE, CanvasPass, Layout
 from paceline.diffusion.canvas import Canvas
 from paceline.models import Call, Denoiser, Flags, Ints, SlotCache
 
@@ -24,20 +24,20 @@ class TreeLayout(Layout):
     def __init__(self, denoiser: Denoiser) -> None:
         self.own = denoiser.block_length if denoiser.attention == "block" else None
 
-    def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
+    def calls(self, drafts: Sequence[Canvas], plans: Sequence[CanvasPass], store: SlotCache | None) -> list[Call]:
         first = _apart(plans)
         calls = super().calls(drafts[:first], plans[:first], store)
         if first < len(plans):
             calls.append(self._along(drafts[first:], plans[first:], store))
         return calls
 
-    def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
+    def logits(self, outputs: list[torch.Tensor], plans: Sequence[CanvasPass]) -> list[torch.Tensor]:
         first = _apart(plans)
         if first == len(plans):
             return outputs
         return [*outputs[:first], *outputs[first].split([plan.predicted.size for plan in plans[first:]])]
 
-    def _along(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> Call:
+    def _along(self, drafts: Sequence[Canvas], plans: Sequence[CanvasPass], store: SlotCache | None) -> Call:
         ids = np.concatenate([draft.tokens[plan.slots] for draft, plan in zip(drafts, plans, strict=True)])
         slots = np.concatenate([plan.slots for plan in plans])
         starts = np.cumsum([0, *(plan.slots.size for plan in plans[:-1])])
@@ -45,7 +45,7 @@ class TreeLayout(Layout):
         mask = self._mask(plans, slots, _read(plans[0]))
         return Call(ids, slots, store, plans[0].read, mask=mask, wanted=np.concatenate(wanted))
 
-    def _mask(self, plans: Sequence[Plan], slots: Ints, read: Ints) -> Flags:
+    def _mask(self, plans: Sequence[CanvasPass], slots: Ints, read: Ints) -> Flags:
         """(q, r + q): each copy sees what is read, and itself."""
         copy = np.repeat(np.arange(len(plans)), [plan.slots.size for plan in plans])
         mask: Flags = np.concatenate(
@@ -57,7 +57,7 @@ class TreeLayout(Layout):
         return mask
 
 
-def _apart(plans: Sequence[Plan]) -> int:
+def _apart(plans: Sequence[CanvasPass]) -> int:
     """How many drafts, from the first, have a call of their own."""
     first = int(plans[0].write)
     along = plans[first:]
@@ -65,11 +65,11 @@ def _apart(plans: Sequence[Plan]) -> int:
     return first if shared else len(plans)
 
 
-def _wanted(plan: Plan) -> Ints:
+def _wanted(plan: CanvasPass) -> Ints:
     return np.arange(plan.slots.size) if plan.wanted is None else plan.wanted
 
 
-def _read(plan: Plan) -> Ints:
+def _read(plan: CanvasPass) -> Ints:
     return NONE if plan.read is None else plan.read
 
 
@@ -84,16 +84,16 @@ class BiasedLayout(Layout):
     def __init__(self, inner: Layout, bias: Mapping[int, float]) -> None:
         self.inner, self.bias = inner, dict(bias)
 
-    def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
+    def calls(self, drafts: Sequence[Canvas], plans: Sequence[CanvasPass], store: SlotCache | None) -> list[Call]:
         return self.inner.calls(drafts, plans, store)
 
-    def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
-        found = []
+    def logits(self, outputs: list[torch.Tensor], plans: Sequence[CanvasPass]) -> list[torch.Tensor]:
+        logits = []
         for rows in self.inner.logits(outputs, plans):
             biased = rows.clone()
             biased[:, list(self.bias)] += torch.tensor(list(self.bias.values()), dtype=rows.dtype, device=rows.device)
-            found.append(biased)
-        return found
+            logits.append(biased)
+        return logits
 
 
 class OpenedLayout(Layout):
@@ -108,14 +108,14 @@ class OpenedLayout(Layout):
     def __init__(self, inner: Layout, ends: Sequence[int], before: int) -> None:
         self.inner, self.ends, self.before = inner, list(ends), before
 
-    def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
+    def calls(self, drafts: Sequence[Canvas], plans: Sequence[CanvasPass], store: SlotCache | None) -> list[Call]:
         return self.inner.calls(drafts, plans, store)
 
-    def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
-        found = []
+    def logits(self, outputs: list[torch.Tensor], plans: Sequence[CanvasPass]) -> list[torch.Tensor]:
+        logits = []
         for rows, plan in zip(self.inner.logits(outputs, plans), plans, strict=True):
             early = torch.from_numpy(np.flatnonzero(plan.predicted < self.before)).to(rows.device)
             ends = torch.tensor(self.ends, device=rows.device)
             barred = rows.new_tensor(-torch.inf)
-            found.append(rows.index_put((early[:, None], ends[None, :]), barred, accumulate=True))  # NaN stays
-        return found
+            logits.append(rows.index_put((early[:, None], ends[None, :]), barred, accumulate=True))  # NaN stays
+        return logits

@@ -23,7 +23,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from paceline.diffusion.base import NONE, Cache, Layout, Plan, Transition, Verification
+from paceline.diffusion.base import NONE, Cache, CanvasPass, Layout, Transition, Verification
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.predictions import Predictions
 from paceline.diffusion.trajectory import Round, Trajectory
@@ -42,7 +42,7 @@ Look = Generator[list[Call], list[torch.Tensor], list[Predictions]]
 
 
 @dataclass(slots=True)
-class Parts:
+class CanvasMethod:
     """A method put together for one canvas.
 
     Attributes:
@@ -61,7 +61,7 @@ class Parts:
 
 
 @dataclass(slots=True)
-class Outcome:
+class FinishedCanvas:
     """A finished canvas.
 
     Attributes:
@@ -78,8 +78,8 @@ class Outcome:
 
 
 def decode(
-    canvases: Sequence[Canvas], denoiser: Denoiser, parts: Sequence[Parts], watch: Watch | None = None
-) -> list[Outcome]:
+    canvases: Sequence[Canvas], denoiser: Denoiser, parts: Sequence[CanvasMethod], watch: Watch | None = None
+) -> list[FinishedCanvas]:
     """Fill canvases side by side.
 
     Args:
@@ -89,14 +89,14 @@ def decode(
     Returns:
         An outcome for each canvas, in order.
     """
-    outcomes = [Outcome(canvas) for canvas in canvases]
+    outcomes = [FinishedCanvas(canvas) for canvas in canvases]
     for _ in running(outcomes, denoiser, parts, watch):
         pass
     return outcomes
 
 
 def running(
-    outcomes: Sequence[Outcome], denoiser: Denoiser, parts: Sequence[Parts], watch: Watch | None = None
+    outcomes: Sequence[FinishedCanvas], denoiser: Denoiser, parts: Sequence[CanvasMethod], watch: Watch | None = None
 ) -> Iterator[None]:
     """The same, one pass of the model at a time: `outcomes` hold the canvases and are kept current."""
     live: dict[int, Passes] = {}
@@ -121,7 +121,7 @@ def running(
 
 def _advance(
     i: int,
-    outcome: Outcome,
+    outcome: FinishedCanvas,
     live: dict[int, Passes],
     waiting: dict[int, list[Call]],
     outputs: list[torch.Tensor] | None,
@@ -140,7 +140,7 @@ def _advance(
     outcome.trajectory.seconds += perf_counter() - started
 
 
-def _passes(outcome: Outcome, parts: Parts, told: Callable[[Canvas], None] | None) -> Passes:
+def _passes(outcome: FinishedCanvas, parts: CanvasMethod, told: Callable[[Canvas], None] | None) -> Passes:
     """The loop for one canvas, as a generator of passes."""
     transition, verification = parts.transition, parts.verification
     if transition.finished(outcome.canvas):
@@ -173,7 +173,7 @@ def _blind(canvas: Canvas, predictions: Predictions, transition: Transition) -> 
     return bool(waiting.size) and not predictions.known(waiting).any()
 
 
-def _look(drafts: list[Canvas], parts: Parts) -> Look:
+def _look(drafts: list[Canvas], parts: CanvasMethod) -> Look:
     """The model's word on drafts, after whatever passes the cache asks for; on the first only, where the cache allows
     no more.
     """
@@ -195,7 +195,7 @@ def _look(drafts: list[Canvas], parts: Parts) -> Look:
     return [_read(rows, draft, each, parts) for rows, draft, each in zip(logits, computed, plans, strict=True)]
 
 
-def _wanting(plan: Plan, draft: Canvas, transition: Transition) -> Plan:
+def _wanting(plan: CanvasPass, draft: Canvas, transition: Transition) -> CanvasPass:
     """The plan with logits, a whole vocabulary each, only where a rule looks at them: not for the prompt, nor as a rule
     for what is written.
     """
@@ -203,7 +203,7 @@ def _wanting(plan: Plan, draft: Canvas, transition: Transition) -> Plan:
     return replace(plan, wanted=np.flatnonzero(open_))
 
 
-def _read(logits: torch.Tensor, draft: Canvas, plan: Plan, parts: Parts) -> Predictions:
+def _read(logits: torch.Tensor, draft: Canvas, plan: CanvasPass, parts: CanvasMethod) -> Predictions:
     """Sum up the rows that have logits, ascending by slot."""
     slots = plan.predicted
     order = np.argsort(slots, kind="stable")

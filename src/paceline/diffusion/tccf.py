@@ -19,7 +19,7 @@ import torch
 
 from paceline.diffusion.base import NONE
 from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import Outcome, decode
+from paceline.diffusion.loop import FinishedCanvas, decode
 from paceline.diffusion.methods import ConfiguredMethod, options_of, part
 from paceline.diffusion.schedule import whole_blocks
 from paceline.models import Call, Denoiser, SlotCache
@@ -108,7 +108,7 @@ class Phases:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TwoPhaseAnswer:
     """Both phases of one prompt.
 
     Attributes:
@@ -120,13 +120,13 @@ class Answer:
 
     thoughts: list[int]
     answer: list[int]
-    thinking: Outcome
-    answering: Outcome
+    thinking: FinishedCanvas
+    answering: FinishedCanvas
 
 
 def think_then_answer(
     prompts: Sequence[Sequence[int]], denoiser: Denoiser, phases: Phases, *, seed: int = 0
-) -> list[Answer]:
+) -> list[TwoPhaseAnswer]:
     """Both phases for each prompt; prompts are decoded side by side and do not depend on each other.
 
     `SamplingParams.think` is the same for texts, with the ends and limits of any request.
@@ -144,17 +144,17 @@ def think_then_answer(
     coarse = {"stop": "end_of_text", "end_token_ids": ends, **_mapping(phases.thinking)}
     thought = _decode(prompts, phases.thinking_length, denoiser, coarse, seed)
     texts = [_thoughts(outcome, denoiser, phases) for outcome in thought]
-    given = [[*prompt, *text, *phases.check_prompt] for prompt, text in zip(prompts, texts, strict=True)]
+    contexts = [[*prompt, *text, *phases.check_prompt] for prompt, text in zip(prompts, texts, strict=True)]
     fine = {"stop": "end_of_text", "block_length": 1, **_mapping(phases.answering)}
     need(fine["block_length"] == 1, "block_length of phase two", "be 1", fine["block_length"])
-    answered = _decode(given, phases.answer_length, answering_denoiser(denoiser), fine, seed)
+    answered = _decode(contexts, phases.answer_length, answering_denoiser(denoiser), fine, seed)
     each = zip(texts, thought, answered, strict=True)
-    return [Answer(text, after.canvas.output, before, after) for text, before, after in each]
+    return [TwoPhaseAnswer(text, after.canvas.output, before, after) for text, before, after in each]
 
 
 def _decode(
     prompts: Sequence[Sequence[int]], length: int, denoiser: Denoiser, config: Mapping[str, Any], seed: int
-) -> list[Outcome]:
+) -> list[FinishedCanvas]:
     method, mask, ends = ConfiguredMethod(config), denoiser.mask_token_id, denoiser.eos_token_ids
     sizes = [whole_blocks(len(prompt), length, denoiser, method.options.get("block_length")) for prompt in prompts]
     canvases = [
@@ -169,7 +169,7 @@ def _decode(
     return outcomes
 
 
-def _thoughts(outcome: Outcome, denoiser: Denoiser, phases: Phases) -> list[int]:
+def _thoughts(outcome: FinishedCanvas, denoiser: Denoiser, phases: Phases) -> list[int]:
     """Without what is beyond their length, and without an end of text that is no end of thinking."""
     text = outcome.canvas.output[: phases.thinking_length]
     if text and text[-1] in denoiser.eos_token_ids and text[-1] not in phases.end_of_thinking:

@@ -25,7 +25,7 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """The machine as this process sees it.
+    """Describes the machine as this process sees it.
 
     Attributes:
         threads: of PyTorch.
@@ -72,7 +72,7 @@ class FormFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassFacts:
-    """What runs the target on the CPU.
+    """Says what runs the target on the CPU, and what a pass takes.
 
     Attributes:
         passes: as of `ModelInfo`.
@@ -98,7 +98,7 @@ class PassFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
-    """The target model.
+    """Describes the target model.
 
     Attributes:
         device, dtype: as "cpu", "bfloat16".
@@ -118,7 +118,7 @@ class TargetFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFacts:
-    """A draft model that the configuration names.
+    """Describes a draft model that the configuration names.
 
     `tokenizer` is None where it could not be read, for the reason `error`.
     """
@@ -126,11 +126,12 @@ class DraftFacts:
     name: str
     tokenizer: Tokenizer | None
     error: str = ""
+    automatic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class DraftedToken:
-    """One drafted position that was verified.
+class ProbedToken:
+    """Compares one drafted position with what the target chose there.
 
     Attributes:
         position: depth in the draft, from 1 on.
@@ -163,7 +164,7 @@ class ProbeFacts:
     drafter: str
     kind: str
     taps: Sequence[int] = ()
-    drafted_tokens: Sequence[DraftedToken] = ()
+    drafted_tokens: Sequence[ProbedToken] = ()
     draft_seconds: float = 0.0
     target_seconds: Mapping[int, float] = field(default_factory=dict)
     dropped: str = ""
@@ -171,12 +172,13 @@ class ProbeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """Everything.
+class SetupFacts:
+    """Gathers all facts of a setup that checks look at.
 
     Attributes:
         passes: of the target on the CPU; None elsewhere.
         error: why the configuration cannot be built; "" if it can.
+        automatic: a drafter that does not pay is left out by itself.
     """
 
     machine: MachineFacts
@@ -185,3 +187,4 @@ class Facts:
     drafts: Sequence[DraftFacts] = ()
     probes: Sequence[ProbeFacts] = ()
     error: str = ""
+    automatic: bool = False

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from statistics import median
@@ -20,8 +20,9 @@ from paceline.checkpoints import Tokenizer, resolve
 from paceline.config import SamplingParams, SpeculativeConfig
 from paceline.controllers import Controller, Plan, Signal
 from paceline.doctor.checks import Diagnosis, diagnose
-from paceline.doctor.facts import DraftedToken, DraftFacts, Facts, MachineFacts, ProbeFacts, TargetFacts
+from paceline.doctor.facts import DraftFacts, MachineFacts, ProbedToken, ProbeFacts, SetupFacts, TargetFacts
 from paceline.doctor.passes import pass_facts
+from paceline.doctor.setup_report import about
 from paceline.engine import Probe as PassTimer
 from paceline.engine import StepRecord, watching
 from paceline.errors import PacelineError
@@ -35,7 +36,7 @@ WATCHED = 0.3
 
 
 def gather(pass_seconds: Mapping[int, float], root: Path = ROOT) -> MachineFacts:
-    """The machine now.
+    """Look at the machine as it is now.
 
     Args:
         pass_seconds: number of threads -> seconds of a pass of the target, measured before.
@@ -45,7 +46,7 @@ def gather(pass_seconds: Mapping[int, float], root: Path = ROOT) -> MachineFacts
 
     cpus = allowed_cpus()
     memory = psutil.virtual_memory()
-    found, unfit = versions()
+    packages, unfit = versions()
     return MachineFacts(
         threads=torch.get_num_threads(),
         cpus=len(cpus),
@@ -59,7 +60,7 @@ def gather(pass_seconds: Mapping[int, float], root: Path = ROOT) -> MachineFacts
         gpu=gpu(root),
         cuda=torch.cuda.is_available(),
         cuda_build=torch.version.cuda,
-        versions=found,
+        versions=packages,
         unfit=unfit,
     )
 
@@ -72,7 +73,7 @@ def allowed_cpus() -> frozenset[int]:
 
 
 def cores(cpus: frozenset[int], root: Path = ROOT) -> int:
-    """Physical cores among some CPUs."""
+    """Count the physical cores among some CPUs."""
     siblings = {_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in cpus}
     if None in siblings:
         return min(len(cpus), psutil.cpu_count(logical=False) or len(cpus))
@@ -81,10 +82,10 @@ def cores(cpus: frozenset[int], root: Path = ROOT) -> int:
 
 def quota(root: Path = ROOT) -> float | None:
     """CPUs' worth of time of the process's control group, version 2 or 1; None without a limit."""
-    own = re.findall(r"^0::(/.*)$", _text(root / "proc/self/cgroup") or "", re.MULTILINE)
+    groups = re.findall(r"^0::(/.*)$", _text(root / "proc/self/cgroup") or "", re.MULTILINE)
     base = root / "sys/fs/cgroup"
     limits = []
-    for folder in {base, *(base / name.strip("/") for name in own)}:
+    for folder in {base, *(base / name.strip("/") for name in groups)}:
         words = (_text(folder / "cpu.max") or "").split()
         if len(words) == 2 and words[0].isdecimal():
             limits.append(int(words[0]) / int(words[1]))
@@ -102,8 +103,8 @@ def load(cpus: frozenset[int]) -> float:
 
 def swapped(root: Path = ROOT) -> int:
     """Bytes of this process in swap."""
-    found = re.search(r"^VmSwap:\s*(\d+) kB", _text(root / "proc/self/status") or "", re.MULTILINE)
-    return 1024 * int(found.group(1)) if found else 0
+    match = re.search(r"^VmSwap:\s*(\d+) kB", _text(root / "proc/self/status") or "", re.MULTILINE)
+    return 1024 * int(match.group(1)) if match else 0
 
 
 def gpu(root: Path = ROOT) -> str | None:
@@ -121,18 +122,20 @@ def versions() -> tuple[dict[str, tuple[str | None, str]], list[str]]:
         needed = [Requirement(line) for line in requires("paceline") or ()]
     except PackageNotFoundError:  # run from a folder that was not installed
         return {}, []
-    found: dict[str, tuple[str | None, str]] = {}
-    for one in needed:
-        if one.marker is None or one.marker.evaluate({"extra": ""}):
+    versions_of: dict[str, tuple[str | None, str]] = {}
+    for requirement in needed:
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             try:
-                found[one.name] = (version(one.name), str(one.specifier))
+                versions_of[requirement.name] = (version(requirement.name), str(requirement.specifier))
             except PackageNotFoundError:
-                found[one.name] = (None, str(one.specifier))
-    wanted = {one.name: one.specifier for one in needed}
+                versions_of[requirement.name] = (None, str(requirement.specifier))
+    wanted = {requirement.name: requirement.specifier for requirement in needed}
     unfit = [
-        name for name, (has, _) in found.items() if has is None or not wanted[name].contains(has, prereleases=True)
+        name
+        for name, (has, _) in versions_of.items()
+        if has is None or not wanted[name].contains(has, prereleases=True)
     ]
-    return found, unfit
+    return versions_of, unfit
 
 
 def _text(path: Path) -> str | None:
@@ -164,7 +167,7 @@ class OnlyOne(Controller):
         self.drafter, self.drafters = drafter, drafters
 
     def plan(self, signals: Sequence[Signal]) -> Plan:
-        """All for the one."""
+        """Give the one drafter everything that may be drafted."""
         budgets = [Budget(DEPTH, DEPTH) if drafter == self.drafter else NO_BUDGET for drafter in range(self.drafters)]
         return Plan([budgets] * len(signals))
 
@@ -173,14 +176,14 @@ def pass_seconds(runner: Runner, threads: Sequence[int]) -> dict[int, float]:
     """Number of threads -> least seconds of one pass over one row; PyTorch's number is given back."""
     import torch
 
-    before, found = torch.get_num_threads(), {}
+    before, seconds = torch.get_num_threads(), {}
     try:
         for number in threads:
             torch.set_num_threads(number)
-            (found[number],) = PassTimer(runner)([1], CONTEXT)
+            (seconds[number],) = PassTimer(runner)([1], CONTEXT)
     finally:
         torch.set_num_threads(before)
-    return found
+    return seconds
 
 
 Progress = Callable[[str, int, int], None]
@@ -200,28 +203,28 @@ def probe(
     rows = min(DEPTH + 1, llm.runner.info.max_context // 4)
     seconds = dict(zip((1, rows), timer((1, rows), CONTEXT), strict=True))
     drafter_set = llm.engine.parts.drafter_set
-    found = []
+    probes = []
     for number, method in enumerate(llm.drafter_methods):
         progress("probing drafters", number, len(llm.drafter_methods))
-        one = llm.with_speculative_config(llm.speculative)
-        one.engine.use_controller(OnlyOne(number, len(drafter_set.names)))
-        records, dropped = _decode(one, prompts, tokens)
+        probed = llm.with_speculative_config(llm.speculative)
+        probed.engine.use_controller(OnlyOne(number, len(drafter_set.names)))
+        records, dropped = _decode(probed, prompts, tokens)
         drafter, kind = drafter_set.drafters[number], registry.lookup("drafters", method).kind
         spent = [r.draft_seconds[number] / tree.max_depth for r in records for tree in r.proposed if len(tree)]
-        found.append(
+        probes.append(
             ProbeFacts(
                 drafter=drafter_set.names[number],
                 kind=kind,
                 taps=tuple(drafter.taps),
-                drafted_tokens=[one for record in records for one in drafted_tokens(record)],
+                drafted_tokens=[token for record in records for token in drafted_tokens(record)],
                 draft_seconds=median(spent[1:] or spent) if spent else 0.0,
                 target_seconds=seconds,
                 dropped=dropped,
                 note=drafter.note,
             )
         )
-    progress("probing drafters", len(found), len(found))
-    return found
+    progress("probing drafters", len(probes), len(probes))
+    return probes
 
 
 def _decode(llm: LLM, prompts: Sequence[Any], tokens: int) -> tuple[list[StepRecord], str]:
@@ -236,9 +239,9 @@ def _decode(llm: LLM, prompts: Sequence[Any], tokens: int) -> tuple[list[StepRec
     return records, dropped
 
 
-def drafted_tokens(record: StepRecord) -> list[DraftedToken]:
+def drafted_tokens(record: StepRecord) -> list[ProbedToken]:
     """What was drafted on the path that the target took, as far as there were drafts, for every sequence of a step."""
-    found = []
+    path_tokens = []
     for tree, verdict in zip(record.trees, record.verdicts, strict=True):
         if not isinstance(verdict, Verdict) or not len(tree):
             continue
@@ -250,26 +253,26 @@ def drafted_tokens(record: StepRecord) -> list[DraftedToken]:
                 break
             hit = position <= len(verdict.path)
             first = children[0]
-            found.append(DraftedToken(position, tokens[first], target, hit, confidence[first]))
-    return found
+            path_tokens.append(ProbedToken(position, tokens[first], target, hit, confidence[first]))
+    return path_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What was seen, and what is wrong."""
+    """Holds what was seen of a setup, and what is wrong with it."""
 
-    facts: Facts
+    facts: SetupFacts
     diagnosis: Diagnosis
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: findings, and the figures behind them."""
+    def to_dict(self, llm: LLM) -> dict[str, Any]:
+        """JSON-ready: findings, the figures behind them, and what a report should say of the setup of `llm`."""
         facts, machine = self.facts, self.facts.machine
         probes = [
             {
                 "drafter": probe.drafter,
                 "note": probe.note,
                 "drafted_tokens": len(probe.drafted_tokens),
-                "accepted": sum(one.hit for one in probe.drafted_tokens),
+                "accepted": sum(token.hit for token in probe.drafted_tokens),
                 "draft_seconds_per_token": probe.draft_seconds,
                 "target_seconds_by_rows": {str(rows): seconds for rows, seconds in probe.target_seconds.items()},
             }
@@ -278,10 +281,11 @@ class Visit:
         return {
             "healthy": self.diagnosis.healthy,
             "findings": [
-                {"check": name, "what": found.what, "do": found.do, "level": "hint" if found.hint else "wrong"}
-                for name, found in self.diagnosis.findings
+                {"check": name, "what": finding.what, "do": finding.do, "level": "hint" if finding.hint else "wrong"}
+                for name, finding in self.diagnosis.findings
             ],
             "checks": list(self.diagnosis.asked),
+            "about": dict(about(llm, facts)),
             "probes": probes,
             "passes": None if facts.passes is None else asdict(facts.passes),
             "machine": {
@@ -303,6 +307,7 @@ def visit(
     config: Mapping[str, Any] | str | SpeculativeConfig | None,
     prompts: Sequence[Any],
     progress: Progress = lambda stage, done, total: None,
+    told: Callable[[Diagnosis], None] = lambda diagnosis: None,
 ) -> Visit:
     """Measure, and run the checks.
 
@@ -311,25 +316,28 @@ def visit(
         config: the speculative_config in question.
         prompts: for the probes, as for `LLM.generate`.
         progress: told (stage, done, total).
+        told: what each stage's checks have found, as soon as they have.
     Raises:
         ConfigError: a configuration that is no configuration.
     """
     parsed = SpeculativeConfig.parse(config)
-    drafts = [
-        open_draft(name) for name in draft_names(parsed, bundled=Path(llm.runner.info.name) == BUNDLED / "target")
-    ]
-    probes: list[ProbeFacts] = []
-    error = ""
+    bundled = Path(llm.runner.info.name) == BUNDLED / "target"
+    progress("looking at the machine", 0, 1)
+    drafts = [open_draft(name) for name in draft_names(parsed, bundled=bundled)]
+    automatic = parsed is not None and parsed.method == "auto"
+    facts = SetupFacts(machine=_machine(llm), target=_target(llm), drafts=drafts, automatic=automatic)
+    progress("looking at the machine", 1, 1)
+    told(diagnose(facts, ["machine"]))
+    progress("timing passes", 0, 1)
+    facts = replace(facts, passes=pass_facts(llm.runner))
+    progress("timing passes", 1, 1)
+    told(diagnose(facts, ["passes"]))
     try:
         if parsed is not None:
-            probes = probe(llm.with_speculative_config(parsed), prompts, progress=progress)
+            facts = replace(facts, probes=probe(llm.with_speculative_config(parsed), prompts, progress=progress))
     except PacelineError as problem:
-        error = str(problem)
-    progress("timing passes", 0, 1)
-    machine = _machine(llm)
-    passes = pass_facts(llm.runner)
-    progress("timing passes", 1, 1)
-    facts = Facts(machine=machine, target=_target(llm), passes=passes, drafts=drafts, probes=probes, error=error)
+        facts = replace(facts, error=str(problem))
+    told(diagnose(facts, ["probes"]))
     return Visit(facts, diagnose(facts))
 
 
@@ -339,12 +347,12 @@ def draft_names(config: SpeculativeConfig | None, *, bundled: bool) -> list[str]
         return []
     entries = [config] if isinstance(config.method, str) else list(config.method)
     named = [entry.model for entry in entries if entry.model is not None and entry.method not in ("tli", "slem")]
-    own = (
+    shipped = (
         [str(BUNDLED / "draft")]
         if bundled and any(e.model is None and e.method in ("auto", "draft_model") for e in entries)
         else []
     )
-    return list(dict.fromkeys([*named, *own]))
+    return list(dict.fromkeys([*named, *shipped]))
 
 
 def open_draft(name: str) -> DraftFacts:

@@ -84,12 +84,12 @@ def instructions() -> str:
     """The instruction sets that compiled passes are compiled for here."""
     from paceline.models.cpu import features, has_matrix_unit
 
-    found = next((name for feature, name in INSTRUCTIONS.items() if features().get(feature)), "")
-    return f"{found}, AMX" if has_matrix_unit() else found
+    widest = next((name for feature, name in INSTRUCTIONS.items() if features().get(feature)), "")
+    return f"{widest}, AMX" if has_matrix_unit() else widest
 
 
 def weights_of(spec: ModelSpec) -> int:
-    """Number of weights."""
+    """Count the weights of a model."""
     return sum(torch.Size(target.shape).numel() for target in targets(spec))
 
 
@@ -115,13 +115,13 @@ def measured(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        made = [part_pass(spec, dtype, form, compiled=compiled) for dtype, compiled in wanted]
-        seconds, crowded = least_seconds([run for _, run in made])
+        passes = [part_pass(spec, dtype, form, compiled=compiled) for dtype, compiled in wanted]
+        seconds, crowded = least_seconds([run for _, run in passes])
     finally:
         torch.set_num_threads(threads)
     forms = [
-        FormFacts(passes=name, dtype=form or str(dtype).removeprefix("torch."), seconds=own)
-        for (name, _), (dtype, _), own in zip(made, wanted, seconds, strict=True)
+        FormFacts(passes=name, dtype=form or str(dtype).removeprefix("torch."), seconds=form_seconds)
+        for (name, _), (dtype, _), form_seconds in zip(passes, wanted, seconds, strict=True)
     ]
     return forms, crowded
 
@@ -170,6 +170,6 @@ def random_weights(spec: ModelSpec, dtype: torch.dtype, form: Form | None) -> It
             continue
         *outer, rows, inputs = target.shape
         block = torch.randn(*outer, min(BLOCK, rows), inputs, generator=generator).mul_(inputs**-0.5).to(dtype)
-        found = quantized(target.name, block, spec, form) if form else [(target.name, block)]
-        for own, few in found:
-            yield own, few.index_select(axis, torch.arange(rows) % BLOCK)
+        tensors = quantized(target.name, block, spec, form) if form else [(target.name, block)]
+        for name, few in tensors:
+            yield name, few.index_select(axis, torch.arange(rows) % BLOCK)

@@ -174,7 +174,7 @@ class DrafterArgs:
 
 
 class SavedTables(Protocol):
-    """What a drafter has learned from text and can save; `common.tables.Tables` is one."""
+    """What a drafter has learned from text and can save; `common.tables.TenantTables` is one."""
 
     method: str
     folder: Path | None
@@ -259,7 +259,14 @@ class Drafter(ABC):
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         """One tree per sequence within its budget, EMPTY_TREE where it has nothing to propose.
 
-        `so_far` holds the trees of the drafters before this one.
+        Where this or `catch_up` raises for several sequences, or a tree is invalid, both are called again for each of
+        them alone, so that only those are dropped that raise again. So a state must bear a second call in a step, and
+        one that was cut short: also by `budget.go_on`, whose errors must pass.
+
+        Args:
+            states: as `begin` gave them.
+            budgets: of each sequence.
+            so_far: merged trees of the drafters before this one, read only.
         """
 
     @abstractmethod
@@ -269,7 +276,7 @@ class Drafter(ABC):
     def catch_up(self, states: Sequence[Any]) -> None:  # noqa: B027  # a default, as are those below
         """Read what was not seen of these texts, such as their prompts, but for the little that a draft takes along.
 
-        Called before `propose`, and timed apart.
+        Called before `propose`, again where that is called again, and timed apart.
         """
 
     def observe(  # noqa: B027

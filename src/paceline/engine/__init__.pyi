@@ -8,6 +8,7 @@ from .driver import EngineDriver as EngineDriver
 from .driver import Turns as Turns
 from .driver import tell as tell
 from .fairness import FairQueue as FairQueue
+from .filling import fill_caches as fill_caches
 from .loop import Engine as Engine
 from .outputs import CompletionOutput as CompletionOutput
 from .outputs import DrafterMetrics as DrafterMetrics

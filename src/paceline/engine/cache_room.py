@@ -9,19 +9,19 @@ first one (`companion`) in the same memory counts with it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from paceline.engine.companion import Companion, Second
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request
-from paceline.engine.sequence import Sequence
+from paceline.engine.sequence import DecodingSequence
 from paceline.errors import PromptError
 from paceline.models import CacheMemory, SequenceCache, memory_of
 from paceline.tree import PROBE, TokenTree, select_nodes
 
 
 class Room:
-    """Counts blocks for the scheduler.
+    """Keeps the sequences within the memory for their caches: says who fits, trims caches, and cuts trees.
 
     Args:
         memory: of the runner, limited.
@@ -57,7 +57,7 @@ class Room:
                 f"raise kv_cache_memory_bytes"
             )
 
-    def enough(self, active: Seq[Sequence]) -> bool:
+    def enough(self, active: Sequence[DecodingSequence]) -> bool:
         """Whether all of these can be filled and make their next step.
 
         Decides how generously they take blocks meanwhile.
@@ -68,21 +68,23 @@ class Room:
         lengths = self._lengths(active)
         whole = sum(3 * memory.blocks_for(length + memory.widest) for length in lengths)
         if memory.windows_fit(3 * length for length in lengths) and (whole <= memory.spare() or whole <= memory.left()):
-            memory.save(lean=False)
+            memory.allocate_single_blocks(False)
             self._seen = memory.changes
             return True
-        memory.save(lean=True)
+        memory.allocate_single_blocks(True)
         windows_fit = memory.windows_fit(lengths)
         if windows_fit and self._demand(active) <= memory.left():
             return True
         for sequence in active:
-            for cache, inputs in self._inputs(sequence):
+            for cache, rows in self._rows_to_come(sequence):
                 if cache is not None:
-                    memory.trim(cache, inputs)
+                    memory.trim(cache, rows)
         self._short = not windows_fit or self._demand(active) > memory.left()
         return not self._short
 
-    def fit(self, batch: Seq[Sequence], trees: Seq[TokenTree], active: Seq[Sequence]) -> Seq[TokenTree]:
+    def fit(
+        self, batch: Sequence[DecodingSequence], trees: Sequence[TokenTree], active: Sequence[DecodingSequence]
+    ) -> Sequence[TokenTree]:
         """The trees of a step, those that are larger than any so far cut to what there is room for.
 
         Args:
@@ -102,10 +104,10 @@ class Room:
         whole = sum(3 * memory.blocks_for(n + len(tree)) for sequence, tree in pairs for n in self._lengths([sequence]))
         if whole > left:
             self._seen = -1
-            memory.save(lean=True)
+            memory.allocate_single_blocks(True)
         return fitting
 
-    def admits(self, request: Request, tokens: int, active: Seq[Sequence]) -> bool:
+    def admits(self, request: Request, tokens: int, active: Sequence[DecodingSequence]) -> bool:
         """Whether `tokens` tokens of a request can join these, with a block to grow for all.
 
         Always, where nobody is active.
@@ -126,7 +128,7 @@ class Room:
         seconds = () if companion is None else companion.seconds
         return [second for second in seconds if memory_of(second.runner) is self._memory]
 
-    def _lengths(self, sequences: Seq[Sequence]) -> list[int]:
+    def _lengths(self, sequences: Sequence[DecodingSequence]) -> list[int]:
         """Tokens of the texts in this memory."""
         lengths = []
         for sequence in sequences:
@@ -134,8 +136,8 @@ class Room:
             lengths += [second.length(sequence.context) for second in self._seconds(sequence.companion)]
         return lengths
 
-    def _inputs(self, sequence: Sequence) -> list[tuple[SequenceCache | None, int]]:
-        """Its caches in this memory, None for one to be made, with tokens to come: what is to be filled, and the next
+    def _rows_to_come(self, sequence: DecodingSequence) -> list[tuple[SequenceCache | None, int]]:
+        """Its caches in this memory, None for one to be made, with rows to come: what is to be filled, and the next
         step.
         """
         caches: list[SequenceCache | None] = [sequence.cache]
@@ -146,16 +148,16 @@ class Room:
             for cache, length, filled in zip(caches, self._lengths([sequence]), lengths, strict=True)
         ]
 
-    def _demand(self, active: Seq[Sequence]) -> int:
+    def _demand(self, active: Sequence[DecodingSequence]) -> int:
         blocks = 0
         for index, sequence in enumerate(active):
-            for cache, inputs in self._inputs(sequence):
-                blocks += self._memory.blocks_for(inputs) if cache is None else self._memory.need(cache, inputs)
+            for cache, rows in self._rows_to_come(sequence):
+                blocks += self._memory.blocks_for(rows) if cache is None else self._memory.need(cache, rows)
             if not sequence.cache.length:
                 blocks -= self._shared(sequence.request, active[:index])
         return blocks
 
-    def _shared(self, request: Request, active: Seq[Sequence]) -> int:
+    def _shared(self, request: Request, active: Sequence[DecodingSequence]) -> int:
         return 0 if self._prefixes is None else self._prefixes.expected(request, active)
 
 

@@ -17,12 +17,14 @@ logger = logging.getLogger("paceline.engine")
 
 @dataclass(slots=True)
 class Second:
-    """A second sequence, which has a prompt of its own and the same output.
+    """Holds a second sequence, which has a prompt of its own and the same output.
 
     Attributes:
         name: of the method that looks at it.
-        runner: of its model. prompt: its own. taps: layers whose states are wanted, of another model than the target.
-        held: its cache, filled as far as its rows were wanted; None where it was not made, or given up.
+        runner: runs its model.
+        prompt: token ids of its own prompt.
+        taps: layers whose states the method wants, where the model is another one than the target.
+        held: the cache, filled as far as rows were wanted; None before it is made, and after it was given up.
     """
 
     name: str
@@ -48,16 +50,14 @@ class Second:
     @property
     def cache(self) -> SequenceCache:
         """The cache, made if need be."""
-        if self.held is None:
-            self.hold(self.runner.open(len(self.prompt)))
-        assert self.held is not None
-        return self.held
+        return self.hold(self.runner.open(len(self.prompt))) if self.held is None else self.held
 
-    def hold(self, cache: SequenceCache) -> None:
+    def hold(self, cache: SequenceCache) -> SequenceCache:
         """Take a cache, whose committed tokens are never taken back."""
         self.held = cache
         if (memory := memory_of(self.runner)) is not None:
-            memory.let_go(cache)
+            memory.forget_behind_windows(cache)
+        return cache
 
     def release(self) -> None:
         """Give up the cache."""
@@ -88,10 +88,11 @@ class Second:
 
 @dataclass(slots=True)
 class Companion:
-    """What steers one sequence.
+    """Holds what steers one sequence.
 
     Attributes:
-        taps: layers of the target whose states are wanted.
+        method: shapes the target's rows.
+        taps: layers of the target whose states it wants.
         seconds: second sequences, as `Steering.companions` lists them.
     """
 

@@ -5,7 +5,7 @@ paths: those of the target are a part of its pass, those of other models have a 
 caches are made and filled when rows are first wanted, and whenever they lag behind, so that they can be given up with
 those of the first sequences at any time.
 
-What fails of a second sequence ends the one that it goes along with (`Sequence.fail`), and no other.
+What fails of a second sequence ends the one that it goes along with (`DecodingSequence.fail_next_step`), and no other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import torch
 from paceline import registry
 from paceline.checkpoints import is_adapter
 from paceline.engine.companion import Companion, Second
+from paceline.engine.filling import fill_caches
 from paceline.errors import CapabilityError, ConfigError, PromptError
-from paceline.models import HasHead, Runner, SequenceCache
+from paceline.models import HasHead, Runner, SequenceCache, has_ability
 from paceline.sampling import given_rows
 from paceline.sampling.steering import Steering, parse_steering
 from paceline.tree import Scores, TokenTree, Verdict
@@ -33,7 +34,7 @@ from paceline.utils import choice, need
 if TYPE_CHECKING:
     from paceline.drafters import Models
     from paceline.engine.request import Request
-    from paceline.engine.sequence import Sequence as Decoding
+    from paceline.engine.sequence import DecodingSequence
 
 T = TypeVar("T")
 
@@ -45,8 +46,8 @@ Others = Iterable[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class AddedInputs:
-    """What steering adds to a scoring pass of the target.
+class SteeringRows:
+    """Lists what steering adds to a scoring pass of the target.
 
     Attributes:
         caches, roots, trees: of second sequences. taps: layers.
@@ -69,23 +70,27 @@ class AddedInputs:
         return target, [scores.of(first + i) for i in range(len(self.caches))]
 
 
-NOTHING_ADDED: Final = AddedInputs()
+NOTHING_ADDED: Final = SteeringRows()
 
 
 @dataclass(frozen=True, slots=True)
 class SecondInStep(Generic[T]):
-    """A second sequence, the one that it goes along with, and what a step has of that one: its tree or verdict."""
+    """Joins a second sequence, the one that it goes along with, that one's companion, and what a step has of that one:
+    its tree or verdict.
+    """
 
-    first: Decoding
+    first: DecodingSequence
+    companion: Companion
     second: Second
     of_first: T
 
 
 class Companions:
-    """The companions of all sequences of an engine.
+    """Serves the companions of all sequences of an engine: makes them, fills their caches, and shapes rows.
 
     Args:
-        runner: of the target. chunk: tokens of a pass that fills caches.
+        runner: runs the target.
+        chunk: most tokens of a pass that fills caches.
         tokenizer: for prompts given as text; None for token ids only.
         models: opens other models; None where there are none.
         branches: drafts may have some.
@@ -108,7 +113,7 @@ class Companions:
         if request.params.steering is None:
             return None
         method = parse_steering(request.params.steering)
-        if method.companions and request.inputs.digest:
+        if method.companions and request.inputs:
             raise PromptError(
                 f"steering method {method.name!r} has a second sequence, which gets tokens only, but the prompt has "
                 f"{request.inputs.described()}; leave one of them out"
@@ -148,20 +153,24 @@ class Companions:
             _need_ability(method, "trees", runner)
         return runner
 
-    def added(self, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> AddedInputs:
+    def added(self, batch: Sequence[DecodingSequence], trees: Sequence[TokenTree]) -> SteeringRows:
         """What the next scoring pass of the target must hold for these sequences besides."""
         if all(sequence.companion is None for sequence in batch):
             return NOTHING_ADDED
         self._fill(self.runner, _seconds(self.runner, zip(batch, trees, strict=True)))
         seconds = _seconds(self.runner, zip(batch, trees, strict=True))
-        taps = {layer for sequence in batch if _steered(sequence) for layer in _companion(sequence).taps}
+        taps = {layer for sequence in batch if (by := _steering(sequence)) is not None for layer in by.taps}
         if not (taps or seconds):
             return NOTHING_ADDED
         roots, second_trees = [_root(item) for item in seconds], [item.of_first for item in seconds]
-        return AddedInputs(_caches(seconds), roots, second_trees, sorted(taps))
+        return SteeringRows(_caches(seconds), roots, second_trees, sorted(taps))
 
     def shape(
-        self, batch: Sequence[Decoding], trees: Sequence[TokenTree], scores: Scores, second: Sequence[torch.Tensor]
+        self,
+        batch: Sequence[DecodingSequence],
+        trees: Sequence[TokenTree],
+        scores: Scores,
+        second: Sequence[torch.Tensor],
     ) -> Scores:
         """The scores, with shaped float32 rows for sequences that are steered; the same object where none is.
 
@@ -174,22 +183,22 @@ class Companions:
         with_rows = zip(_seconds(self.runner, pairs), second, strict=True)
         others: dict[int, Sequence[Others]] = {id(item.second): [[rows]] for item, rows in with_rows}
         others |= self._elsewhere(pairs)
-        steered = [i for i, sequence in enumerate(batch) if _steered(sequence)]
+        steered = [(i, by) for i, sequence in enumerate(batch) if (by := _steering(sequence)) is not None]
         if not steered:
             return scores
         logits = scores.logits.to(torch.float32, copy=True)
-        for i in steered:
-            companion, span = _companion(batch[i]), slice(scores.rows[i], scores.rows[i + 1])
+        for i, companion in steered:
+            span = slice(scores.rows[i], scores.rows[i + 1])
             early = _Early(companion.method, self.runner, companion.taps, scores, span)
             seen = [early, *chain(*(others[id(each)] for each in companion.seconds))]
             raw_rv, shaped_rv = scores.logits[span], logits[span]
             failure = _shape_rows(companion, shaped_rv, raw_rv, seen)
             failure = failure or _blame(companion, raw_rv, shaped_rv, seen)
             if failure is not None:
-                batch[i].fail(failure)
+                batch[i].fail_next_step(failure)
         return replace(scores, logits=logits, best=None)
 
-    def _elsewhere(self, pairs: Sequence[tuple[Decoding, TokenTree]]) -> dict[int, Sequence[Others]]:
+    def _elsewhere(self, pairs: Sequence[tuple[DecodingSequence, TokenTree]]) -> dict[int, Sequence[Others]]:
         """Logits of the second sequences of other models, and what their layers predict, by the id of each."""
         others: dict[int, Sequence[Others]] = {}
         for runner in _runners(pairs):
@@ -198,7 +207,7 @@ class Companions:
                 _each(_seconds(runner, pairs), partial(_score, runner, others))
         return others
 
-    def commit(self, batch: Sequence[Decoding], verdicts: Sequence[Verdict]) -> None:
+    def commit(self, batch: Sequence[DecodingSequence], verdicts: Sequence[Verdict]) -> None:
         """Second sequences keep the accepted paths of these, which go on."""
         pairs = list(zip(batch, verdicts, strict=True))
         for runner in _runners(pairs):
@@ -209,44 +218,32 @@ class Companions:
                 for item in seconds:
                     _end(item, error)
 
-    def fork(self, first: Decoding, others: Sequence[Decoding]) -> None:
+    def fork(self, first: DecodingSequence, others: Sequence[DecodingSequence]) -> None:
         """Let others, which begin as `first` does, share what its second sequence has seen."""
         if not others or first.companion is None:
             return
+        companions = [other.companion for other in others if other.companion is not None]
         for i, second in enumerate(first.companion.seconds):
             if second.runner.capabilities.fork:
-                self._fill(second.runner, [SecondInStep(first, second, None)])
-                for other in () if first.failed else others:
-                    _companion(other).seconds[i].hold(second.runner.fork(second.cache))
+                self._fill(second.runner, [SecondInStep(first, first.companion, second, None)])
+                for companion in () if first.failing else companions:
+                    companion.seconds[i].hold(second.runner.fork(second.cache))
 
     def _fill(self, runner: Runner, seconds: Sequence[SecondInStep[Any]]) -> None:
         """Give caches of second sequences all but the last token of their texts."""
         _each(seconds, lambda some: self._filled(runner, some))
 
     def _filled(self, runner: Runner, seconds: Sequence[SecondInStep[Any]]) -> None:
-        caches = _caches(seconds)
-        left = {i: item.second.missing(item.first.context) for i, item in enumerate(seconds)}
-        while left := {i: tokens for i, tokens in left.items() if tokens}:
-            chunks, room = dict[int, list[int]](), self._chunk
-            for i, tokens in left.items():
-                if room > 0:
-                    chunks[i] = tokens[:room]
-                    room -= len(chunks[i])
-            runner.extend([caches[i] for i in chunks], list(chunks.values()))
-            left |= {i: left[i][len(chunk) :] for i, chunk in chunks.items()}
+        missing = [item.second.missing(item.first.context) for item in seconds]
+        fill_caches(runner, _caches(seconds), missing, self._chunk)
 
 
 def _need_ability(method: Steering, ability: str, runner: Runner) -> None:
-    if not getattr(runner.capabilities, ability):
+    if not has_ability(runner, ability):
         raise CapabilityError(
             f"steering method {method.name!r} needs a model that {registry.ABILITIES[ability]}; {runner.info.name} is "
             "not one as it runs here; choose another method"
         )
-
-
-def _companion(sequence: Decoding) -> Companion:
-    assert sequence.companion is not None
-    return sequence.companion
 
 
 def _taps(method: Steering, runner: Runner) -> tuple[int, ...]:
@@ -264,24 +261,24 @@ def _root(item: SecondInStep[Any]) -> int:
     return item.second.root(item.first.context)
 
 
-def _steered(sequence: Decoding) -> bool:
-    """Whether rows are to be shaped; those of a sequence that has failed are not looked at."""
-    return sequence.companion is not None and not sequence.failed
+def _steering(sequence: DecodingSequence) -> Companion | None:
+    """The companion, if rows are to be shaped; those of a sequence that is failing are not looked at."""
+    return None if sequence.failing else sequence.companion
 
 
-def _runners(pairs: Iterable[tuple[Decoding, Any]]) -> list[Runner]:
+def _runners(pairs: Iterable[tuple[DecodingSequence, Any]]) -> list[Runner]:
     """Those of second sequences, each once."""
-    seconds = (second for first, _ in pairs if _steered(first) for second in _companion(first).seconds)
+    seconds = (second for first, _ in pairs if (by := _steering(first)) is not None for second in by.seconds)
     return list({id(second.runner): second.runner for second in seconds}.values())
 
 
-def _seconds(runner: Runner, pairs: Iterable[tuple[Decoding, T]]) -> list[SecondInStep[T]]:
+def _seconds(runner: Runner, pairs: Iterable[tuple[DecodingSequence, T]]) -> list[SecondInStep[T]]:
     """The second sequences of a runner, in order."""
     return [
-        SecondInStep(first, second, of_first)
+        SecondInStep(first, by, second, of_first)
         for first, of_first in pairs
-        if _steered(first)
-        for second in _companion(first).seconds
+        if (by := _steering(first)) is not None
+        for second in by.seconds
         if second.runner is runner
     ]
 
@@ -304,7 +301,7 @@ def _each(seconds: Sequence[SecondInStep[T]], work: Callable[[Sequence[SecondInS
 
 
 def _end(item: SecondInStep[Any], error: Exception) -> None:
-    item.first.fail(_companion(item.first).said(error))
+    item.first.fail_next_step(item.companion.said(error))
 
 
 def _score(runner: Runner, others: dict[int, Sequence[Others]], seconds: Sequence[SecondInStep[TokenTree]]) -> None:
@@ -314,13 +311,13 @@ def _score(runner: Runner, others: dict[int, Sequence[Others]], seconds: Sequenc
     scores = runner.score(_caches(seconds), [_root(item) for item in seconds], trees, taps=taps)
     for i, item in enumerate(seconds):
         span = slice(scores.rows[i], scores.rows[i + 1])
-        early = _Early(_companion(item.first).method, runner, item.second.taps, scores, span)
+        early = _Early(item.companion.method, runner, item.second.taps, scores, span)
         others[id(item.second)] = [[scores.of(i)], early]
 
 
 @dataclass(frozen=True, slots=True)
 class _Early:
-    """What layers predict, one after the other; the head's weights are read once for several of them."""
+    """Gives what layers predict, one after the other; the head's weights are read once for several of them."""
 
     method: Steering
     runner: Runner

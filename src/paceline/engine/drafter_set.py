@@ -9,17 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TypeVar
+from traceback import walk_tb
+from typing import Any, TypeVar
 
 from paceline.controllers import Plan
 from paceline.drafters import Context, Drafter
 from paceline.drafters.common import tables_of
 from paceline.engine.overlap import SCORING_ALONE, AheadTask, DraftingAhead, Helper, ScoringAlone
 from paceline.engine.request import Request
-from paceline.engine.sequence import Sequence as Decoding
+from paceline.engine.sequence import DecodingSequence
 from paceline.errors import DrafterError
 from paceline.models import SequenceCache
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict, chain_sources, is_sound_chain, merge
@@ -27,6 +28,23 @@ from paceline.utils import described, need
 
 logger = logging.getLogger("paceline.engine")
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Proposals:
+    """What the drafters have proposed in a step.
+
+    Attributes:
+        trees: one merged tree per sequence.
+        draft_seconds: in which each drafter drafted.
+        reading_seconds: in which each drafter first read what it had not seen of the texts.
+        plan_error: what a function of the plan's budgets raised last; None where none did.
+    """
+
+    trees: list[TokenTree]
+    draft_seconds: tuple[float, ...]
+    reading_seconds: tuple[float, ...]
+    plan_error: Exception | None = None
 
 
 class DrafterSet:
@@ -58,6 +76,7 @@ class DrafterSet:
         self._reading = {i for i, drafter in enumerate(drafters) if type(drafter).catch_up is not Drafter.catch_up}
         self._no_seconds = (0.0,) * len(drafters)
         self._reading_seconds = list(self._no_seconds)
+        self._plan_error: Exception | None = None  # in this step
         self._observing = [i for i, drafter in enumerate(drafters) if type(drafter).observe is not Drafter.observe]
 
     @property
@@ -67,7 +86,7 @@ class DrafterSet:
         return tuple(sorted({*self.taps, *more})) if more else self.taps
 
     def save_tables(self, folder: str | Path | None = None) -> list[Path]:
-        """Write what the drafters have learned from text; see `Tables.save`.
+        """Write what the drafters have learned from text; see `TenantTables.save`.
 
         Raises:
             ConfigError: a folder that is neither a text nor a path, or in which two drafters would save one file.
@@ -80,7 +99,7 @@ class DrafterSet:
         )
         return [tables.save(folder) for tables in tables_of(self.drafters, folder)]
 
-    def begin(self, sequence: Decoding) -> None:
+    def begin(self, sequence: DecodingSequence) -> None:
         """Give a sequence its drafter states, right after prefill."""
         self._hand_out(sequence)
         for index, drafter in self._chosen(sequence):
@@ -103,13 +122,13 @@ class DrafterSet:
             read = any(drafter.reads_prediction and drafter.name in names for drafter in self.drafters)
             need(read, "prediction", "be left out where speculative_config names no method that reads it", names)
 
-    def _chosen(self, sequence: Decoding) -> Iterator[tuple[int, Drafter]]:
+    def _chosen(self, sequence: DecodingSequence) -> Iterator[tuple[int, Drafter]]:
         """The drafters that draft for a sequence, by index; others have no state for it."""
         wanted = sequence.request.drafts.methods
         numbered = enumerate(self.drafters)
         return ((i, drafter) for i, drafter in numbered if wanted is None or drafter.name in wanted)
 
-    def fork(self, sequence: Decoding, other: Decoding) -> None:
+    def fork(self, sequence: DecodingSequence, other: DecodingSequence) -> None:
         """Give `other`, a copy of `sequence`, its own states."""
         self._hand_out(other)
         for index, drafter in enumerate(self.drafters):
@@ -119,18 +138,18 @@ class DrafterSet:
                     other.states[index] = drafter.fork(sequence.states[index], context)
                 context.taps = {}
 
-    def _hand_out(self, sequence: Decoding) -> None:
+    def _hand_out(self, sequence: DecodingSequence) -> None:
         """Give every drafter a text of its own: whatever it does to it harms nobody else."""
         tokens = sequence.context.tokens
         sequence.states = [None] * len(self.drafters)
         sequence.texts = [list(tokens) for _ in self.drafters]
         sequence.known_length = len(tokens)
 
-    def _context(self, sequence: Decoding, index: int) -> Context:
+    def _context(self, sequence: DecodingSequence, index: int) -> Context:
         cache = (lambda: sequence.cache) if self.drafters[index].runs_target else None
         return replace(sequence.context, tokens=sequence.texts[index], taps=dict(sequence.context.taps), cache=cache)
 
-    def _tell(self, sequence: Decoding) -> None:
+    def _tell(self, sequence: DecodingSequence) -> None:
         """Add the new tokens to the drafters' texts; a drafter that wrote into its own is dropped."""
         tokens, known = sequence.context.tokens, sequence.known_length
         if len(tokens) == known:
@@ -143,24 +162,20 @@ class DrafterSet:
                 text.extend(new)
         sequence.known_length = len(tokens)
 
-    def propose(
-        self, batch: Sequence[Decoding], plan: Plan
-    ) -> tuple[list[TokenTree], tuple[float, ...], tuple[float, ...]]:
-        """One merged tree per sequence; the seconds in which each drafter drafted, and those in which it first read
-        what it had not seen of the texts.
-        """
+    def propose(self, batch: Sequence[DecodingSequence], plan: Plan) -> Proposals:
+        """Let every drafter propose what the plan grants it."""
         trees: list[TokenTree] = [EMPTY_TREE] * len(batch)
         if not plan.drafts:
-            return trees, self._no_seconds, self._no_seconds
+            return Proposals(trees, self._no_seconds, self._no_seconds)
         for sequence in batch:
             self._tell(sequence)
-        self._reading_seconds = list(self._no_seconds)
+        self._reading_seconds, self._plan_error = list(self._no_seconds), None
         seconds = [self._ask(index, batch, plan.budgets, trees) for index in range(len(self.drafters))]
         trees = [sequence.rules.possible(tree) for sequence, tree in zip(batch, trees, strict=True)]
-        return trees, tuple(seconds), tuple(self._reading_seconds)
+        return Proposals(trees, tuple(seconds), tuple(self._reading_seconds), self._plan_error)
 
     def _ask(
-        self, index: int, batch: Sequence[Decoding], planned: Sequence[Sequence[Budget]], trees: list[TokenTree]
+        self, index: int, batch: Sequence[DecodingSequence], planned: Sequence[Sequence[Budget]], trees: list[TokenTree]
     ) -> float:
         """Join what one drafter proposes to `trees`; returns the seconds that it took, 0 where it had no budget."""
         start = perf_counter()
@@ -171,7 +186,7 @@ class DrafterSet:
                 continue
             budget, first = planned[i][index], not len(trees[i])
             depth = min(budget.depth, sequence.remaining - 1)
-            if budget.nodes > 0 and depth > 0 and (first or not self.chains_only) and budget.needed(trees[i]):
+            if budget.nodes > 0 and depth > 0 and (first or not self.chains_only) and self._needed(budget, trees[i]):
                 if (most := sequence.request.drafts.most) is not None:
                     if (room := most - len(trees[i])) < 1:
                         continue
@@ -186,9 +201,18 @@ class DrafterSet:
                 trees[i] = tree if trees[i] is EMPTY_TREE else merge([trees[i], tree])
         return perf_counter() - start - self._reading_seconds[index]
 
+    def _needed(self, budget: Budget, tree: TokenTree) -> bool:
+        """Whether a drafter is needed beside this tree; where the controller cannot say, it is not."""
+        try:
+            return budget.needed(tree)
+        except Exception as error:
+            self._plan_error = error
+            return False
+
     def propose_one(
-        self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
+        self, index: int, batch: Sequence[DecodingSequence], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
     ) -> list[TokenTree]:
+        """The checked trees of one drafter, empty where it fails, or where `go_on` of a budget does."""
         drafter = self.drafters[index]
         shown = [EMPTY_TREE if tree is EMPTY_TREE else tree.read_only() for tree in so_far]
 
@@ -198,7 +222,13 @@ class DrafterSet:
                 start = perf_counter()
                 drafter.catch_up(states)
                 self._reading_seconds[index] += perf_counter() - start
-            trees = drafter.propose(states, budgets[first:stop], shown[first:stop])
+            try:
+                trees = drafter.propose(states, budgets[first:stop], shown[first:stop])
+            except Exception as error:
+                if not any(_raised_in(error, budget.go_on) for budget in budgets[first:stop]):
+                    raise
+                self._plan_error = error
+                return [EMPTY_TREE] * len(states)
             if len(trees) != len(states):
                 raise DrafterError(f"proposed {len(trees)} trees for {len(states)} sequences")
             return [self._checked(tree, index, budget) for tree, budget in zip(trees, budgets[first:stop], strict=True)]
@@ -224,7 +254,7 @@ class DrafterSet:
 
     def resume(
         self,
-        batch: Sequence[Decoding],
+        batch: Sequence[DecodingSequence],
         caches: Sequence[SequenceCache],
         roots: Sequence[int],
         trees: Sequence[TokenTree],
@@ -244,14 +274,14 @@ class DrafterSet:
                 return scores
         return None
 
-    def ahead(self, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> ScoringAlone:
+    def ahead(self, batch: Sequence[DecodingSequence], trees: Sequence[TokenTree]) -> ScoringAlone:
         """What drafters do while these trees are scored, around the scoring pass."""
         if not self._ahead:
             return SCORING_ALONE
         tasks = [self._task(index, batch, trees) for index in self._ahead]
         return DraftingAhead(self.helper, tasks, trees, self.vocab_size)
 
-    def _task(self, index: int, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> AheadTask:
+    def _task(self, index: int, batch: Sequence[DecodingSequence], trees: Sequence[TokenTree]) -> AheadTask:
         states = {
             i: sequence.states[index]
             for i, sequence in enumerate(batch)
@@ -263,7 +293,7 @@ class DrafterSet:
 
     def observe(
         self,
-        batch: Sequence[Decoding],
+        batch: Sequence[DecodingSequence],
         trees: Sequence[TokenTree],
         verdicts: Sequence[Verdict],
         scores: Scores,
@@ -295,7 +325,7 @@ class DrafterSet:
 
             self._each(index, [batch[i] for i in at], call, None)
 
-    def end(self, sequence: Decoding) -> None:
+    def end(self, sequence: DecodingSequence) -> None:
         """The sequence is over; its states are freed."""
         if sequence.states:
             self._tell(sequence)
@@ -305,7 +335,9 @@ class DrafterSet:
                     drafter.end([sequence.states[index]])
                 sequence.states[index] = None
 
-    def _each(self, index: int, batch: Sequence[Decoding], call: Callable[[int, int], list[T]], missing: T) -> list[T]:
+    def _each(
+        self, index: int, batch: Sequence[DecodingSequence], call: Callable[[int, int], list[T]], missing: T
+    ) -> list[T]:
         """`call(first, stop)` for the whole batch; if it raises, one by one, dropping the drafter where it raises
         again.
         """
@@ -325,14 +357,14 @@ class DrafterSet:
         return results
 
     @contextmanager
-    def _guarded(self, index: int, sequence: Decoding) -> Iterator[None]:
+    def _guarded(self, index: int, sequence: DecodingSequence) -> Iterator[None]:
         """What the drafter raises drops it for this sequence."""
         try:
             yield
         except Exception as error:
             self.drop(index, sequence, error)
 
-    def drop(self, index: int, sequence: Decoding, error: Exception) -> None:
+    def drop(self, index: int, sequence: DecodingSequence, error: Exception) -> None:
         """Take drafter `index` off this sequence, with a log line and a note in its metrics."""
         name, why = self.names[index], described(error)
         logger.warning("request %s goes on without drafter %s (%s)", sequence.request.id, name, why)
@@ -345,7 +377,13 @@ class DrafterSet:
                 logger.debug("drafter %s also failed to end: %s", name, described(second))
 
 
-def _has_room(sequence: Decoding, tree: TokenTree) -> bool:
+def _raised_in(error: Exception, function: Callable[..., Any]) -> bool:
+    """Whether a Python function or callable object was running when an error was raised."""
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return any(frame.f_code is code for frame, _ in walk_tb(error.__traceback__))
+
+
+def _has_room(sequence: DecodingSequence, tree: TokenTree) -> bool:
     """Whether one more token may be drafted for it in this step."""
     most = sequence.request.drafts.most
     return most is None or len(tree) < most

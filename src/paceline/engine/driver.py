@@ -168,9 +168,9 @@ class EngineDriver:
         """See `Backend.requests`."""
         scheduler = self.engine.scheduler
         paused, filling = list(scheduler.paused), list(scheduler.filling)
-        running = [*(sequence for sequence, _ in filling), *list(scheduler.running)]
-        waiting = [*(sequence.request for sequence, _ in paused), *list(scheduler.waiting)]
-        return OpenRequests(list({one.request.id: one.request for one in running}.values()), waiting)
+        running = [*(each.first for each in filling), *list(scheduler.running)]
+        waiting = [*(each.first.request for each in paused), *list(scheduler.waiting)]
+        return OpenRequests(list({sequence.request.id: sequence.request for sequence in running}.values()), waiting)
 
     def check_params(self, params: SamplingParams, drafts: DraftChoice) -> None:
         """See `Backend.check_params`; choices of drafters are looked at in `check`."""
@@ -286,8 +286,8 @@ class EngineDriver:
 
     def _step(self, requests: Sequence[Request]) -> None:
         """One step of the engine for these requests; open streams get their chunks, whoever made the step."""
-        if not self._whole:  # even `fail` was cut short
-            self._deliver(self.engine.fail(InterruptedError("an exception")))
+        if not self._whole:  # even `fail_started` was cut short
+            self._deliver(self.engine.fail_started(InterruptedError("an exception")))
         self._whole = False
         try:
             chunks = self.engine.step()
@@ -295,7 +295,7 @@ class EngineDriver:
                 self._deliver(chunks)
         except BaseException as error:
             interrupted = () if isinstance(error, Exception) else [request.id for request in requests]
-            self._deliver(self.engine.fail(error, interrupted))
+            self._deliver(self.engine.fail_started(error, interrupted))
             self._whole = True
             raise
         self._whole = True

@@ -29,8 +29,8 @@ FLOOD: Final = 4
 SMALLER: Final = 0.3
 """Share of who does, where others have 1."""
 
-PIECE_SECONDS: Final = 0.01
-"""That reading a piece of an owner's prompts may take, about, while another waits, or may come at any moment."""
+QUOTA_SECONDS: Final = 0.01
+"""That reading an owner's prompts may take in a step, about, while another waits, or may come at any moment."""
 
 FIRST_SECONDS: Final = 0.05
 """The same of an owner that waits for its first token, whose prompt is read at one go if it is short."""
@@ -38,8 +38,8 @@ FIRST_SECONDS: Final = 0.05
 RECENT: Final = 60.0
 """Seconds for which somebody else may come at any moment, after there were several owners."""
 
-LEAST_PIECE: Final = 16
-"""Tokens of such a piece at least, which a pass reads as one."""
+LEAST_QUOTA: Final = 16
+"""Tokens of prompts that a step reads at least, which a pass reads as one."""
 
 LOAN: Final = 0.1
 """Seconds of others that an owner may take ahead, so that its first token comes soon."""
@@ -119,7 +119,7 @@ class Shares:
     def __init__(self) -> None:
         self.several = False
         self._shared = -RECENT  # when there were several last
-        self._piece_seconds = PIECE_SECONDS
+        self._quota_seconds = QUOTA_SECONDS
         self._reading = 0.0  # about the seconds that a token of a prompt takes
         self._new: set[str] = set()  # owners who have come and have no token yet
         self._due: dict[str, float] = {}  # seconds by which each has had less than its share, also who has gone
@@ -152,7 +152,7 @@ class Shares:
             return owners
         self._new &= owners
         new = [owner for owner in owners if owner in self._new and self._due[owner] > -LOAN]
-        self._piece_seconds = FIRST_SECONDS if new else PIECE_SECONDS
+        self._quota_seconds = FIRST_SECONDS if new else QUOTA_SECONDS
         if new:
             return new
         due = [owner for owner in owners if self._due[owner] > 0.0]
@@ -161,7 +161,7 @@ class Shares:
         self._due.update(dict.fromkeys(owners, 0.0))
         return owners
 
-    def piece(self, most: int) -> int:
+    def prefill_quota(self, most: int) -> int:
         """Tokens of an owner's prompts that are read in a step.
 
         Args:
@@ -169,7 +169,7 @@ class Shares:
         """
         if not self._reading or perf_counter() > self._shared + RECENT:
             return most
-        return max(min(int(self._piece_seconds / self._reading), most // len(self._here)), min(LEAST_PIECE, most))
+        return max(min(int(self._quota_seconds / self._reading), most // len(self._here)), min(LEAST_QUOTA, most))
 
     def count(self, read: Mapping[str, int], reading: float, decoded: Mapping[str, Decoded], decoding: float) -> None:
         """A step has been made. What an owner had of one with others is counted as what it takes the owner alone.

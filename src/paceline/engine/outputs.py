@@ -26,8 +26,9 @@ class RequestMetrics:
     """Counts and times of one request, its outputs together.
 
     Attributes:
-        num_steps: scoring passes of the target that this request took part in (prefill not counted).
-        num_drafts: those with a tree that was not empty.
+        num_steps: decoding steps of its outputs, summed: where n outputs are scored in one pass of the target, it
+            counts n times. Reading the prompt does not count; of a search, the passes over its branches do.
+        num_drafts: those of the steps with a tree that was not empty.
         num_draft_tokens: verified nodes, whatever became of them; probes, which are no drafts, do not count.
         num_accepted_tokens: accepted nodes whose tokens are in the output; what a stop or a limit cut off does not
             count.
@@ -58,7 +59,7 @@ class RequestMetrics:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / steps: tokens per pass of the target, by the target's own counts; 1 without drafts."""
+        """1 + accepted / steps: tokens that a pass of the target adds to an output; 1 without drafts."""
         return 1.0 + self.num_accepted_tokens / self.num_steps if self.num_steps else 1.0
 
     @property

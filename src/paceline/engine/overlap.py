@@ -64,9 +64,10 @@ class ScoringAlone(AbstractContextManager["ScoringAlone"]):
 
     longer: Mapping[int, TokenTree] = MappingProxyType({})
 
-    def billed(self, seconds: tuple[float, ...], waited: float) -> tuple[float, ...]:
-        """Seconds by drafter, with those for which a verdict had to wait."""
-        return seconds
+    @property
+    def waits_for(self) -> int | None:
+        """Index of the drafter whose work the verdicts have to wait for; None where nobody works."""
+        return None
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         return None
@@ -134,12 +135,10 @@ class DraftingAhead(ScoringAlone):
             self._collect(task, future)
         self.longer = self._longer
 
-    def billed(self, seconds: tuple[float, ...], waited: float) -> tuple[float, ...]:
-        """The last one's work is what was waited for."""
-        if not self._running:
-            return seconds
-        last = self._running[-1][0].index
-        return tuple([drafting + waited if i == last else drafting for i, drafting in enumerate(seconds)])
+    @property
+    def waits_for(self) -> int | None:
+        """The drafter whose work was begun last; the helper does one thing after the other."""
+        return self._running[-1][0].index if self._running else None
 
     def _collect(self, task: AheadTask, future: Future[Any]) -> None:
         try:

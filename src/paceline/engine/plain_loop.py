@@ -5,7 +5,7 @@ of its seed at each position, the end tokens. Only tests use it; they compare to
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import torch
 
@@ -15,7 +15,7 @@ from paceline.sampling import KeyedDraws, Rules, draw_seed
 from paceline.tree import EMPTY_TREE
 
 
-def decode_plainly(runner: Runner, requests: Seq[Request], eos_ids: Seq[int]) -> list[list[list[int]]]:
+def decode_plainly(runner: Runner, requests: Sequence[Request], eos_ids: Sequence[int]) -> list[list[list[int]]]:
     """Token ids of every output of every request, decoded side by side.
 
     Args:
@@ -37,7 +37,7 @@ def decode_plainly(runner: Runner, requests: Seq[Request], eos_ids: Seq[int]) ->
 class PlainText:
     """One output of a request, whose prompt is in the cache, all but the last token."""
 
-    def __init__(self, request: Request, index: int, eos_ids: Seq[int], runner: Runner) -> None:
+    def __init__(self, request: Request, index: int, eos_ids: Sequence[int], runner: Runner) -> None:
         assert request.rules is not None
         self.tokens = list(request.prompt_ids)
         self.cache: SequenceCache = runner.open(len(self.tokens), request.inputs)

@@ -1,17 +1,18 @@
 """The life of a plan: it is asked for, holds for its steps, and what came of it is told to the controller.
 
-An error of the controller ends its drafting, not a request: decoding is plain from then on. Errors of others pass."""
+An error of the controller, or of a function in its budgets, ends its drafting, not a request: decoding is plain from
+then on. Errors of others pass."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from paceline.controllers import Controller, Outcome, Plan, StepTimes
+from paceline.engine.drafter_set import Proposals
 from paceline.engine.parts import EngineParts
-from paceline.engine.sequence import Sequence
+from paceline.engine.sequence import DecodingSequence
 from paceline.errors import NumericsError
 from paceline.tree import EMPTY_TREE, TokenTree, Verdict
 from paceline.utils import described
@@ -52,7 +53,7 @@ class Planner:
         self.end()
         self._parts.controller = controller
 
-    def plan(self, batch: Seq[Sequence]) -> Plan:
+    def plan(self, batch: Sequence[DecodingSequence]) -> Plan:
         """The plan for the next step: the last one while it holds and the same sequences run, else a new one."""
         keys = [sequence.key for sequence in batch]
         if self._left < 1 or keys != self._keys:
@@ -63,7 +64,7 @@ class Planner:
         self._left -= 1
         return self._plan
 
-    def _asked(self, batch: Seq[Sequence]) -> Plan:
+    def _asked(self, batch: Sequence[DecodingSequence]) -> Plan:
         """A new plan, which has budgets for every sequence, and for every drafter or none.
 
         Raises:
@@ -81,15 +82,17 @@ class Planner:
     def _drafters(self) -> int:
         return len(self._parts.drafter_set.drafters)
 
-    def select(self, proposed: Seq[TokenTree]) -> Seq[TokenTree]:
-        """The proposed trees as the controller cuts them; empty ones where it fails."""
-        if any(map(len, proposed)):
-            trees = self._guarded("select", self._selected, proposed)
+    def select(self, proposals: Proposals) -> Sequence[TokenTree]:
+        """The proposed trees as the controller cuts them; empty ones where it fails, now or while they were drafted."""
+        if proposals.plan_error is not None:
+            self._fail("bound a draft", proposals.plan_error)
+        elif any(map(len, proposals.trees)):
+            trees = self._guarded("select", self._selected, proposals.trees)
             if trees is not None:
                 return trees
-        return [EMPTY_TREE] * len(proposed)
+        return [EMPTY_TREE] * len(proposals.trees)
 
-    def _selected(self, proposed: Seq[TokenTree]) -> Seq[TokenTree]:
+    def _selected(self, proposed: Sequence[TokenTree]) -> Sequence[TokenTree]:
         trees = self._parts.controller.select(proposed)
         if len(trees) != len(proposed):
             raise ValueError(f"{len(trees)} trees instead of {len(proposed)}")
@@ -97,10 +100,10 @@ class Planner:
 
     def observe(
         self,
-        batch: Seq[Sequence],
-        proposed: Seq[TokenTree],
-        trees: Seq[TokenTree],
-        verdicts: Seq[Verdict | NumericsError],
+        batch: Sequence[DecodingSequence],
+        proposed: Sequence[TokenTree],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict | NumericsError],
         *,
         times: StepTimes,
         seconds: float,
@@ -122,7 +125,7 @@ class Planner:
         if logger.isEnabledFor(logging.DEBUG):
             self._guarded("explain", self._explained, batch)
 
-    def _explained(self, batch: Seq[Sequence]) -> None:
+    def _explained(self, batch: Sequence[DecodingSequence]) -> None:
         for index, sequence in enumerate(batch):
             words = self._parts.controller.explain(index).replace("\n", " ")
             logger.debug("request %s: %s", sequence.request.id, words)
@@ -134,7 +137,7 @@ class Planner:
         if outcome is not None:
             self._guarded("observe", self._parts.controller.observe, outcome)
 
-    def forget(self, sequences: Seq[Sequence], *, spoiled: bool = False) -> None:
+    def forget(self, sequences: Sequence[DecodingSequence], *, spoiled: bool = False) -> None:
         """These sequences have ended, and with them the plan.
 
         Args:
@@ -155,9 +158,13 @@ class Planner:
         try:
             return call(*arguments)
         except Exception as error:
-            name, why = self._parts.controller.name, described(error)
-            logger.warning("controller %s failed to %s (%s); decoding goes on without drafts", name, what, why)
-            logger.debug("the error of the controller", exc_info=error)
-            self._parts.controller = PlainController()
-            self._discard()
+            self._fail(what, error)
             return None
+
+    def _fail(self, what: str, error: Exception) -> None:
+        """The controller has raised an error: nothing is drafted from now on."""
+        name, why = self._parts.controller.name, described(error)
+        logger.warning("controller %s failed to %s (%s); decoding goes on without drafts", name, what, why)
+        logger.debug("the error of the controller", exc_info=error)
+        self._parts.controller = PlainController()
+        self._discard()

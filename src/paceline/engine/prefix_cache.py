@@ -10,10 +10,10 @@ prefix caching of vLLM (PagedAttention, arXiv:2309.06180).
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from paceline.engine.request import Request
-from paceline.engine.sequence import Sequence
+from paceline.engine.sequence import DecodingSequence
 from paceline.models import CacheMemory
 
 
@@ -28,7 +28,9 @@ class PrefixCache:
     def __init__(self, memory: CacheMemory, *, tap_window: int | None = 0) -> None:
         self._memory, self._tap_window = memory, tap_window
 
-    def begin(self, sequence: Sequence, ahead: Seq[Sequence], live: Seq[Sequence]) -> bool:
+    def begin(
+        self, sequence: DecodingSequence, ahead: Sequence[DecodingSequence], live: Sequence[DecodingSequence]
+    ) -> bool:
         """Give a sequence whose cache is empty the longest beginning that is at hand.
 
         Args:
@@ -38,35 +40,35 @@ class PrefixCache:
             False if it should wait, since a sequence ahead of it is about to compute more of its beginning.
         """
         request = sequence.request
-        pieces = self._wanted(sequence)
-        known = self._memory.known(request.prefix_key, pieces) if pieces else 0
+        keys = self._wanted(sequence)
+        known = self._memory.known(request.prefix_key, keys) if keys else 0
         best, source = known, None
-        for other in live if pieces else ():
-            common = self._common(request, pieces, other)
+        for other in live if keys else ():
+            common = self._common(request, keys, other)
             reached = min(common, other.cache.length // self._memory.block_size)
             if reached < common and common > known and other in ahead:
                 return False
-            if reached > best and (present := self._memory.present(other.cache, reached)) > best:
+            if reached > best and (present := self._memory.blocks_present(other.cache, reached)) > best:
                 best, source = present, other
         if best:
             if source is None:
-                sequence.cache = self._memory.adopt(request.prefix_key, pieces, sequence.cache)
+                self._memory.adopt(request.prefix_key, keys, sequence.cache)
             else:
-                sequence.cache = self._memory.share(source.cache, best)
+                self._memory.share(source.cache, best, sequence.cache)
         request.note_cached(sequence.cache.length)
         return True
 
-    def expected(self, request: Request, live: Seq[Sequence]) -> int:
+    def expected(self, request: Request, live: Sequence[DecodingSequence]) -> int:
         """How many blocks of its prompt a request that begins now will share with these sequences."""
-        pieces = self._of_prompt(request)
-        return max((self._to_share(request, pieces, other) for other in live), default=0)
+        keys = self._of_prompt(request)
+        return max((self._to_share(request, keys, other) for other in live), default=0)
 
-    def _to_share(self, request: Request, pieces: Seq[bytes], other: Sequence) -> int:
-        common = self._common(request, pieces, other)
+    def _to_share(self, request: Request, keys: Sequence[bytes], other: DecodingSequence) -> int:
+        common = self._common(request, keys, other)
         behind = common * self._memory.block_size <= other.cache.length
-        return self._memory.present(other.cache, common) if behind else common
+        return self._memory.blocks_present(other.cache, common) if behind else common
 
-    def _wanted(self, sequence: Sequence) -> list[bytes]:
+    def _wanted(self, sequence: DecodingSequence) -> list[bytes]:
         """The full blocks that may be taken over: those of the text without its last token."""
         if sequence.begun:
             return self._memory.pieces(sequence.context.tokens[:-1])
@@ -77,24 +79,19 @@ class PrefixCache:
         if self._tap_window is None or request.params.prompt_logprobs is not None:
             return []
         most = (len(request.prompt_ids) - 1 - self._tap_window) // self._memory.block_size
-        return self._prompt(request)[: max(most, 0)]
+        return request.block_keys(self._memory)[: max(most, 0)]
 
-    def _prompt(self, request: Request) -> list[bytes]:
-        if request.pieces is None:
-            request.pieces = self._memory.pieces(request.prompt_ids[:-1])
-        return request.pieces
-
-    def _common(self, request: Request, pieces: Seq[bytes], other: Sequence) -> int:
+    def _common(self, request: Request, keys: Sequence[bytes], other: DecodingSequence) -> int:
         """How many blocks a text has in common with the beginning of another request's prompt."""
         if other.request.prefix_key != request.prefix_key:
             return 0
-        theirs = self._prompt(other.request)
-        pairs = enumerate(zip(pieces, theirs, strict=False))
-        return next((i for i, (piece, other_piece) in pairs if piece != other_piece), min(len(pieces), len(theirs)))
+        theirs = other.request.block_keys(self._memory)
+        pairs = enumerate(zip(keys, theirs, strict=False))
+        return next((i for i, (key, other_key) in pairs if key != other_key), min(len(keys), len(theirs)))
 
-    def keep(self, sequence: Sequence) -> None:
+    def keep(self, sequence: DecodingSequence) -> None:
         """A sequence gives its cache up: keep its blocks until their room is needed."""
         cache = sequence.cache
         if cache.length >= self._memory.block_size:
             tokens = sequence.context.tokens[: cache.length]
-            self._memory.keep(cache, sequence.request.prefix_key, self._memory.pieces(tokens))
+            self._memory.retain(cache, sequence.request.prefix_key, self._memory.pieces(tokens))

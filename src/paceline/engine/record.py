@@ -5,21 +5,29 @@ with watching(llm.engine, records.append):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from paceline.engine.sequence import Sequence
+    from paceline.engine.sequence import DecodingSequence
     from paceline.errors import NumericsError
     from paceline.tree import Scores, TokenTree, Verdict
 
 
 @dataclass(slots=True)
 class TimeSplit:
-    """Seconds by what they were spent on; `other` is the step's remainder (planning, selection, learning)."""
+    """Seconds by what they were spent on.
+
+    Attributes:
+        prefill: filling caches with prompts, and with texts whose caches were given up.
+        draft: proposing, with what verdicts waited for of work beside the scoring pass.
+        score: the target's passes over roots and trees, with filling second sequences of its own that steer.
+        verify: sampling rules and verdicts; where a request is steered, also passes of other models and shaping.
+        commit: growing texts and caches, telling drafters, and giving up what ended or is parked.
+        other: the step's remainder: planning, merging and selecting trees, learning.
+    """
 
     prefill: float = 0.0
     draft: float = 0.0
@@ -48,30 +56,30 @@ class TimeSplit:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of a batch; all lists are in the order of `sequences`.
+    """Says what one step of a batch did; all lists are in the order of `sequences`.
 
     Attributes:
         sequences: already advanced by this step.
         roots: each one's last committed token before the step.
-        lengths: committed tokens before the step.
+        lengths: committed tokens before the step, the root included.
         proposed: merged trees as the drafters proposed them.
-        trees: what selection left of them and the target scored.
-        scores: logits of roots and nodes; rules not applied.
+        trees: what selection and the room in memory left of them, which the target scored.
+        scores: logits of roots and nodes as steering shapes them; sampling rules are not applied.
         verdicts: what was accepted, or why the row was no distribution.
         drafters: names by source index.
         draft_seconds: by drafter, with what it took to read the prompt.
         times: the step's seconds; `prefill` is 0.
     """
 
-    sequences: Seq[Sequence]
-    roots: Seq[int]
-    lengths: Seq[int]
-    proposed: Seq[TokenTree]
-    trees: Seq[TokenTree]
+    sequences: Sequence[DecodingSequence]
+    roots: Sequence[int]
+    lengths: Sequence[int]
+    proposed: Sequence[TokenTree]
+    trees: Sequence[TokenTree]
     scores: Scores
-    verdicts: Seq[Verdict | NumericsError]
-    drafters: Seq[str]
-    draft_seconds: Seq[float]
+    verdicts: Sequence[Verdict | NumericsError]
+    drafters: Sequence[str]
+    draft_seconds: Sequence[float]
     times: TimeSplit
 
 

@@ -10,7 +10,7 @@ from paceline.drafters import NO_TENANT
 from paceline.engine.companion import Companion
 from paceline.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paceline.errors import PromptError
-from paceline.models import NO_INPUTS, Inputs, Runner, context_of
+from paceline.models import NO_INPUTS, CacheMemory, Inputs, Runner, context_of
 from paceline.sampling import Logprob, Rules
 from paceline.utils import shortened
 
@@ -30,7 +30,6 @@ class Request:
         prediction: tokens that the caller expects as output; empty without such.
         num_cached_tokens: prompt tokens that were found in the prefix cache; None without one, or before the request
             begins.
-        pieces: the prompt's full blocks in a form to be looked up, once that was needed (`CacheMemory.pieces`).
         rules: made when the request was checked, for its first output; None where that has begun.
         companion: what its outputs are steered by, found when it was checked; None where they are not.
         drafts: which drafters may draft for it, and how much.
@@ -57,7 +56,7 @@ class Request:
     outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int | None = None
-    pieces: list[bytes] | None = field(default=None, init=False, repr=False)
+    _block_keys: list[bytes] | None = field(default=None, init=False, repr=False)
     rules: Rules | None = field(default=None, init=False, repr=False)
     companion: Companion | None = field(default=None, init=False, repr=False)
     _view: RequestOutput | None = field(default=None, init=False, repr=False)
@@ -69,6 +68,12 @@ class Request:
         A digest holds no slash, so that no tenant's name stands for another tenant with inputs.
         """
         return f"{self.inputs.digest}/{self.tenant}"
+
+    def block_keys(self, memory: CacheMemory) -> list[bytes]:
+        """The prompt's full blocks as `memory` looks them up. Without the last token, which is always computed."""
+        if self._block_keys is None:
+            self._block_keys = memory.pieces(self.prompt_ids[:-1])
+        return self._block_keys
 
     @property
     def finished(self) -> bool:
@@ -135,7 +140,7 @@ def check_inputs(runner: Runner, request: Request) -> None:
     Raises:
         PromptError: kinds that the model does not take, embeddings behind the prompt, or no room for one new token.
     """
-    if not request.inputs.digest:
+    if not request.inputs:
         return
     size, most = len(request.prompt_ids), context_of(runner, request.inputs)
     if size >= most:

@@ -11,8 +11,8 @@ while several have some, each takes part in as many steps as its share of the ti
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -26,27 +26,43 @@ from paceline.engine.fairness import Decoded, FairQueue, Shares
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request, check_inputs
-from paceline.engine.sequence import Sequence, no_text, prompt_logprobs
+from paceline.engine.sequence import DecodingSequence, no_text, prompt_logprobs
 from paceline.engine.transcript import Transcript
 from paceline.errors import ConfigError
 from paceline.models import Runner, SequenceCache, memory_of
 from paceline.sampling import LogitRule, Rules, bad_word_token_ids
 from paceline.tree import Scores, TokenTree
 
-Filling = tuple[Sequence, list[Sequence]]
-"""A sequence whose cache is being filled, and the outputs that will fork from it."""
-
 WHOLE = ("stop", "length", "abort")
 """Finish reasons of sequences whose caches hold what they should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """Outputs of a request of which the first has a cache that is being filled, or will be when there is room; the
+    others fork from it.
+    """
+
+    sequences: tuple[DecodingSequence, ...]
+
+    @property
+    def first(self) -> DecodingSequence:
+        return self.sequences[0]
+
+    @property
+    def others(self) -> tuple[DecodingSequence, ...]:
+        return self.sequences[1:]
 
 
 class Scheduler:
     """Admits requests up to `max_num_seqs` sequences, first come first served among those of an owner.
 
     Args:
-        runner, drafter_set: whose caches and states the sequences own.
-        tokenizer: for text; None for token ids only.
-        eos_ids: end tokens.
+        runner: opens the sequences' caches and fills them.
+        drafter_set: begins and forks the sequences' drafter states.
+        config: how many sequences and tokens it takes at a time, and memory for their caches.
+        tokenizer: makes text; None for token ids only.
+        eos_ids: end tokens of the checkpoint.
         models: opens models beside the target for steering.
 
     Attributes:
@@ -67,7 +83,7 @@ class Scheduler:
         config: EngineConfig,
         *,
         tokenizer: Any = None,
-        eos_ids: Seq[int] = (),
+        eos_ids: Sequence[int] = (),
         models: Models | None = None,
     ) -> None:
         self.runner, self.drafter_set, self.config = runner, drafter_set, config
@@ -75,13 +91,13 @@ class Scheduler:
         known = range(runner.info.vocab_size) if tokenizer is None else {*tokenizer.tokens(), *eos_ids}
         self.absent = frozenset(token for token in range(runner.info.vocab_size) if token not in known)
         self.waiting = FairQueue[Request]()
-        self.shares = Shares()
+        self.fairness = Shares()
         self.due: Collection[str] = ()  # owners who go on in this step
         self.read = dict[str, int]()  # tokens of prompts in this step, by owner
         self.paused: list[Filling] = []
         self.parked: list[Filling] = []
         self.filling: list[Filling] = []
-        self.running: list[Sequence] = []
+        self.running: list[DecodingSequence] = []
         self._keys = count()
         self.companions = Companions(
             runner,
@@ -96,8 +112,8 @@ class Scheduler:
                 f"kv_cache_memory_bytes is not available for {runner.info.name}: its caches are not counted"
             )
         if memory is not None:
-            memory.limit(config.kv_cache_memory_bytes, config.max_num_seqs, config.max_num_batched_tokens)
-        cached = memory is not None and memory.shares and config.enable_prefix_caching
+            memory.set_limit(config.kv_cache_memory_bytes, config.max_num_seqs, config.max_num_batched_tokens)
+        cached = memory is not None and memory.can_share_prefixes and config.enable_prefix_caching
         self.prefixes = (
             PrefixCache(memory, tap_window=drafter_set.tap_window) if memory is not None and cached else None
         )
@@ -153,7 +169,7 @@ class Scheduler:
         return constraint(params, self.tokenizer, self.runner.info.vocab_size, self.eos_ids)
 
     def _open(self, request: Request) -> Filling:
-        """The first output of a request, which prefills, and its siblings, which will fork from it."""
+        """The outputs of a request, the first of which has an empty cache."""
         sequences = []
         request.metrics.scheduled_time = perf_counter()
         rules, request.rules = request.rules or self._rules(request), None
@@ -164,14 +180,14 @@ class Scheduler:
             except Exception as error:
                 transcript, failure = self._transcript(request, None), no_text(error)
             cache = self._opened(request) if index == 0 else None
-            sequence = Sequence(
+            sequence = DecodingSequence(
                 request, index, next(self._keys), rules=output_rules, transcript=transcript, cache=cache
             )
             sequences.append(sequence)
             if failure is not None:
-                sequence.fail(failure)
+                sequence.fail_next_step(failure)
         request.outputs = [sequence.output for sequence in sequences]
-        return sequences[0], sequences[1:]
+        return Filling(tuple(sequences))
 
     def _transcript(self, request: Request, tokenizer: Any) -> Transcript:
         return Transcript(
@@ -186,7 +202,7 @@ class Scheduler:
     def _for_good(self, cache: SequenceCache) -> SequenceCache:
         """A cache whose committed tokens are never taken back."""
         if self.memory is not None:
-            self.memory.let_go(cache)
+            self.memory.forget_behind_windows(cache)
         return cache
 
     def prefill(self) -> None:
@@ -195,38 +211,39 @@ class Scheduler:
             self._make_room(self.room)
         if self.waiting or self.paused:
             self._admit()
-        self.due, self.read = self.shares.turn(self._loads()), {}
+        self.due, self.read = self.fairness.turn(self._loads()), {}
         if not self.filling:
             return
         if self.room is not None:
             self._make_room(self.room)
-        batch, chunks = self._chunk()
+        batch, prompt_chunks = self._next_chunks()
         if batch:
             wants_all = any(s.request.params.prompt_logprobs is not None and not s.begun for s in batch)
             scores = self.runner.extend(
-                [s.cache for s in batch], chunks, taps=self._taps(batch, chunks), all_logits=wants_all
+                [s.cache for s in batch], prompt_chunks, taps=self._taps(batch, prompt_chunks), all_logits=wants_all
             )
-            self._keep(batch, chunks, scores, wants_all)
-        for first, others in list(self.filling):
-            if first.cache.length == len(first.context.tokens) - 1:
-                self._start(first, others)
-                self.running += [first, *others]
-                self.filling = [pair for pair in self.filling if pair[0] is not first]
+            self._collect_prefill_results(batch, prompt_chunks, scores, wants_all)
+        for filled in [f for f in self.filling if f.first.cache.length == len(f.first.context.tokens) - 1]:
+            self._start(filled.first, filled.others)
+            self.running += filled.sequences
+            self.filling = [filling for filling in self.filling if filling is not filled]
         if self.room is not None:
             self._make_room(self.room)
 
-    def batch(self) -> list[Sequence]:
+    def batch(self) -> list[DecodingSequence]:
         """The running sequences that go on in this step: those of owners who are due, and of all who have as few, for
         whom a step takes hardly longer.
         """
-        if not self.shares.several:
+        if not self.fairness.several:
             return self.running
         sizes = _counted(self.running)
         widest = max((sizes.get(owner, 0) for owner in self.due), default=0)
         going = {owner for owner, size in sizes.items() if owner in self.due or size <= widest}
         return [sequence for sequence in self.running if sequence.request.owner in going]
 
-    def count(self, batch: Seq[Sequence], chunks: Seq[StreamChunk], reading: float, decoding: float) -> None:
+    def count(
+        self, batch: Sequence[DecodingSequence], chunks: Sequence[StreamChunk], reading: float, decoding: float
+    ) -> None:
         """Note a step: the sequences that were decoded with what they made, and the seconds of reading prompts and of
         decoding.
         """
@@ -235,28 +252,27 @@ class Scheduler:
             owner = sequence.request.owner
             tokens[owner] = tokens.get(owner, 0) + len(chunk.token_ids)
         decoded = {owner: Decoded(count, tokens[owner]) for owner, count in _counted(batch).items()}
-        self.shares.count(self.read, reading, decoded, decoding)
+        self.fairness.count(self.read, reading, decoded, decoding)
 
-    def active(self) -> list[Sequence]:
+    def active(self) -> list[DecodingSequence]:
         """All sequences with a cache."""
-        return [*self.running, *(first for first, _ in self.filling)]
+        return [*self.running, *(filling.first for filling in self.filling)]
 
     def _loads(self) -> dict[str, int]:
         """How many outputs of each owner run, or will when their prompts are read."""
-        filling = (sequence for first, others in self.filling for sequence in (first, *others))
-        return _counted([*self.running, *filling])
+        return _counted([*self.running, *_sequences(self.filling)])
 
     def _admit(self) -> None:
         """Let in who has the least, as far as there is room, or others have more than that: of each owner first those
         that made way, oldest first, then requests, first come first served.
         """
         while self.paused or self.waiting:
-            paused = {pair[0].request.owner: pair for pair in reversed(self.paused)}
+            paused = {waiting.first.request.owner: waiting for waiting in reversed(self.paused)}
             loads = self._loads()
             owner = min([*paused, *self.waiting.owners], key=lambda owner: loads.get(owner, 0))
             if owner in paused:
-                first, others = paused[owner]
-                request, size, more = first.request, len(first.context.tokens), 1 + len(others)
+                first = paused[owner].first
+                request, size, more = first.request, len(first.context.tokens), len(paused[owner].sequences)
             else:
                 request = self.waiting.first(owner)
                 size, more = len(request.prompt_ids), request.params.n
@@ -265,7 +281,7 @@ class Scheduler:
             if owner in paused:
                 first.cache = self._opened(request)
                 self.filling.append(paused[owner])
-                self.paused = [pair for pair in self.paused if pair[0] is not first]
+                self.paused = [waiting for waiting in self.paused if waiting.first is not first]
             else:
                 self.filling.append(self._open(request))
                 self.waiting.pop(owner)
@@ -290,12 +306,12 @@ class Scheduler:
             loads = self._loads()
             most = max(loads.values())
             youngest = self._youngest([owner for owner, load in loads.items() if load == most])
-            if most - 1 - len(self._siblings(youngest)) < whole:  # who makes way together comes back together
+            if most - len(self._filling_of(youngest).sequences) < whole:  # who makes way together comes back together
                 return False
             self.pause(youngest)
         return True
 
-    def _youngest(self, owners: Collection[str]) -> Sequence:
+    def _youngest(self, owners: Collection[str]) -> DecodingSequence:
         active = [sequence for sequence in self.active() if sequence.request.owner in owners]
         return max(active, key=lambda sequence: sequence.key)
 
@@ -306,44 +322,43 @@ class Scheduler:
             most = max(counts.values())
             self.pause(self._youngest([owner for owner, count in counts.items() if count == most]))
 
-    def pause(self, sequence: Sequence) -> None:
+    def pause(self, sequence: DecodingSequence) -> None:
         """Give up a sequence's cache, to be filled again."""
-        pair = next((pair for pair in self.filling if pair[0] is sequence), (sequence, []))
-        self._wait([pair])
+        self._wait([self._filling_of(sequence)])
         self.running = [other for other in self.running if other is not sequence]
-        self.filling = [other for other in self.filling if other[0] is not sequence]
+        self.filling = [filling for filling in self.filling if filling.first is not sequence]
         self._release(sequence, keep=True)
         if not sequence.begun:
             sequence.prompt_taps = []
             if sequence.request.prompt_logprobs is not None:
                 del sequence.request.prompt_logprobs[1:]
 
-    def _wait(self, pairs: Seq[Filling]) -> None:
-        self.paused = sorted([*self.paused, *pairs], key=lambda pair: pair[0].key)
+    def _wait(self, paused: Sequence[Filling]) -> None:
+        self.paused = sorted([*self.paused, *paused], key=lambda waiting: waiting.first.key)
 
-    def park(self, batch: Seq[Sequence]) -> None:
+    def park(self, batch: Sequence[DecodingSequence]) -> None:
         """Give up the caches of those that are due, until they are resumed."""
         for sequence in batch:
             if sequence.request.park_at is not None and sequence.due:
                 self.pause(sequence)
-                self.parked += [pair for pair in self.paused if pair[0] is sequence]
-                self.paused = [pair for pair in self.paused if pair[0] is not sequence]
+                self.parked += [waiting for waiting in self.paused if waiting.first is sequence]
+                self.paused = [waiting for waiting in self.paused if waiting.first is not sequence]
 
     def resume(self, request_id: str) -> None:
         """Let what is parked of a request go on, as far as it is not due again."""
-        going = [pair for pair in self.parked if pair[0].request.id == request_id and not pair[0].due]
-        self.parked = [pair for pair in self.parked if pair not in going]
+        going = [parked for parked in self.parked if parked.first.request.id == request_id and not parked.first.due]
+        self.parked = [parked for parked in self.parked if parked not in going]
         self._wait(going)
 
-    def fit(self, batch: Seq[Sequence], trees: Seq[TokenTree]) -> Seq[TokenTree]:
+    def fit(self, batch: Sequence[DecodingSequence], trees: Sequence[TokenTree]) -> Sequence[TokenTree]:
         """The trees of the running sequences' next step, cut to the room that there is."""
         return trees if self.room is None else self.room.fit(batch, trees, self.active())
 
-    def _chunk(self) -> tuple[list[Sequence], list[list[int]]]:
+    def _next_chunks(self) -> tuple[list[DecodingSequence], list[list[int]]]:
         """The next tokens of the texts that are being filled, all but each text's last, which is the first root."""
         batch, chunks = [], []
-        most = self.shares.piece(self.config.max_num_batched_tokens)
-        for index, (sequence, _) in enumerate(self.filling):
+        most = self.fairness.prefill_quota(self.config.max_num_batched_tokens)
+        for index, sequence in enumerate([filling.first for filling in self.filling]):
             owner = sequence.request.owner
             if owner not in self.due or (left := most - self.read.get(owner, 0)) <= 0:
                 continue
@@ -357,12 +372,12 @@ class Scheduler:
                 self.read[owner] = self.read.get(owner, 0) + len(tokens)
         return batch, chunks
 
-    def _first_tapped(self, sequence: Sequence) -> int:
+    def _first_tapped(self, sequence: DecodingSequence) -> int:
         """Position of the first prompt token whose states drafters want."""
         window = self.drafter_set.tap_window
         return 0 if window is None else max(0, len(sequence.request.prompt_ids) - 1 - window)
 
-    def _taps(self, batch: Seq[Sequence], chunks: Seq[list[int]]) -> Seq[int]:
+    def _taps(self, batch: Sequence[DecodingSequence], chunks: Sequence[list[int]]) -> Sequence[int]:
         """Layers whose states are wanted of some token of these chunks, which are not in the caches yet."""
         wanted = any(
             not sequence.begun and sequence.cache.length + len(chunk) > self._first_tapped(sequence)
@@ -370,15 +385,17 @@ class Scheduler:
         )
         return self.drafter_set.taps if wanted else ()
 
-    def _begin(self, sequence: Sequence, index: int) -> bool:
+    def _begin(self, sequence: DecodingSequence, index: int) -> bool:
         """Take over what others have of its beginning; False to wait for one of those before it, `index` of them."""
         if self.prefixes is None:
             return True
         others = [other for other in self.active() if other is not sequence]
-        before = [first for first, _ in self.filling[:index] if first.request.owner in self.due]
-        return self.prefixes.begin(sequence, before, others)
+        ahead = [filling.first for filling in self.filling[:index] if filling.first.request.owner in self.due]
+        return self.prefixes.begin(sequence, ahead, others)
 
-    def _keep(self, batch: Seq[Sequence], chunks: Seq[list[int]], scores: Scores, has_all: bool) -> None:
+    def _collect_prefill_results(
+        self, batch: Sequence[DecodingSequence], chunks: Sequence[list[int]], scores: Scores, has_all: bool
+    ) -> None:
         """Collect taps and prompt logprobs of a chunk; rows are every chunk token's, in order, when `has_all`."""
         row = 0
         for sequence, chunk in zip(batch, chunks, strict=True):
@@ -395,13 +412,14 @@ class Scheduler:
                     entries = prompt_logprobs(request, start, scores.logits[rows], sequence.transcript)
                     request.prompt_logprobs += entries
                 except Exception as error:
-                    for output in (sequence, *self._siblings(sequence)):
-                        output.fail(no_text(error))
+                    for output in self._filling_of(sequence).sequences:
+                        output.fail_next_step(no_text(error))
 
-    def _siblings(self, first: Sequence) -> list[Sequence]:
-        return next((others for filling, others in self.filling if filling is first), [])
+    def _filling_of(self, first: DecodingSequence) -> Filling:
+        """A sequence with those that will fork from it: none where its cache is not being filled."""
+        return next((filling for filling in self.filling if filling.first is first), Filling((first,)))
 
-    def _start(self, first: Sequence, others: Seq[Sequence]) -> None:
+    def _start(self, first: DecodingSequence, others: Sequence[DecodingSequence]) -> None:
         """The prompt is in the cache: fork it for the other outputs and give everyone drafter states, unless they have
         them.
         """
@@ -418,14 +436,14 @@ class Scheduler:
         for sequence in (first, *others):
             sequence.begun, sequence.context.taps = True, {}
 
-    def take(self, request_id: str) -> list[Sequence]:
-        """The unfinished sequences of a request, wherever they are; a request still waiting is opened, to be closed."""
+    def dequeue(self, request_id: str) -> list[DecodingSequence]:
+        """The unfinished sequences of a request, wherever they are; one that still waits is opened, to be closed."""
         for request in [r for r in self.waiting if r.id == request_id]:
             self.filling.append(self._open(request))
             self.waiting.remove(request.owner, request)
         return [sequence for sequence in self.started() if sequence.request.id == request_id]
 
-    def take_started(self) -> list[Sequence]:
+    def dequeue_started(self) -> list[DecodingSequence]:
         """The sequences of all requests that are not waiting, each once, however far a step came that was cut short."""
         started = self.started()
         known = {id(sequence.request) for sequence in started}
@@ -433,26 +451,22 @@ class Scheduler:
             self.waiting.remove(request.owner, request)
         return started
 
-    def started(self) -> list[Sequence]:
+    def started(self) -> list[DecodingSequence]:
         """All sequences that were paused or parked, fill or run, each once."""
-        filling = [
-            sequence for first, others in [*self.paused, *self.parked, *self.filling] for sequence in (first, *others)
-        ]
-        return list(dict.fromkeys(filling + self.running))
+        return list(dict.fromkeys([*_sequences([*self.paused, *self.parked, *self.filling]), *self.running]))
 
-    def remove(self, sequence: Sequence, *, spoiled: bool = False) -> None:
+    def remove(self, sequence: DecodingSequence, *, spoiled: bool = False) -> None:
         """Give back the sequence's cache; the lists forget it last, so that a removal cut short can be repeated.
 
         Args:
             spoiled: whatever it holds, no prefix of it is kept.
         """
-        sequence.removed = True
         self._release(sequence, keep=not spoiled and sequence.output.finish_reason in WHOLE)
         self.running = [other for other in self.running if other is not sequence]
         self.filling, self.paused = _without(sequence, self.filling), _without(sequence, self.paused)
         self.parked = _without(sequence, self.parked)
 
-    def _release(self, sequence: Sequence, *, keep: bool) -> None:
+    def _release(self, sequence: DecodingSequence, *, keep: bool) -> None:
         if sequence.companion is not None:
             sequence.companion.release()
         if sequence.has_cache:
@@ -462,7 +476,7 @@ class Scheduler:
             sequence.drop_cache()
 
 
-def _counted(sequences: Seq[Sequence]) -> dict[str, int]:
+def _counted(sequences: Sequence[DecodingSequence]) -> dict[str, int]:
     """How many sequences each owner has."""
     counts: dict[str, int] = {}
     for sequence in sequences:
@@ -471,7 +485,12 @@ def _counted(sequences: Seq[Sequence]) -> dict[str, int]:
     return counts
 
 
-def _without(sequence: Sequence, pairs: Seq[Filling]) -> list[Filling]:
-    """The same but for one sequence; a pair is forgotten with the last of its sequences."""
-    left = ((first, [other for other in others if other is not sequence]) for first, others in pairs)
-    return [(first, others) for first, others in left if others or not first.removed]
+def _sequences(fillings: Iterable[Filling]) -> list[DecodingSequence]:
+    """All of their sequences."""
+    return [sequence for filling in fillings for sequence in filling.sequences]
+
+
+def _without(sequence: DecodingSequence, fillings: Iterable[Filling]) -> list[Filling]:
+    """The same but for one sequence, and without a filling that has no other."""
+    left = (tuple(other for other in filling.sequences if other is not sequence) for filling in fillings)
+    return [Filling(sequences) for sequences in left if sequences]

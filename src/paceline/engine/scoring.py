@@ -5,14 +5,29 @@ looks at come with it (`engine.companions`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from paceline.engine.companions import NOTHING_ADDED, AddedInputs, Companions
+from paceline.engine.companions import NOTHING_ADDED, Companions, SteeringRows
 from paceline.engine.parts import EngineParts
-from paceline.engine.sequence import Sequence
+from paceline.engine.sequence import DecodingSequence
 from paceline.engine.step_clock import StepClock
 from paceline.tree import Scores, TokenTree
+
+
+@dataclass(slots=True)
+class StepScores:
+    """What a step's scoring pass gave.
+
+    Attributes:
+        raw: the model's own scores.
+        steered: the same as steering shapes them, which verdicts are made of; the same object where nothing is steered.
+        longer: by position in the batch, the trees that grew by a trial while they were scored.
+    """
+
+    raw: Scores
+    steered: Scores
+    longer: Mapping[int, TokenTree]
 
 
 class Scoring:
@@ -27,20 +42,23 @@ class Scoring:
         self._runner, self._drafter_set, self._companions = parts.runner, parts.drafter_set, companions
 
     def score(
-        self, batch: Seq[Sequence], roots: Seq[int], trees: Seq[TokenTree], clock: StepClock
-    ) -> tuple[Scores, Scores, Mapping[int, TokenTree]]:
-        """The model's own scores; the same as steering shapes them; and by position in the batch, the trees that grew
-        by a trial while they were scored.
+        self, batch: Sequence[DecodingSequence], roots: Sequence[int], trees: Sequence[TokenTree], clock: StepClock
+    ) -> StepScores:
+        """Score roots and trees.
+
+        Args:
+            clock: told when there are scores, and when the work of drafters beside them has ended.
         """
         with self._drafter_set.ahead(batch, trees) as ahead:
             added = self._companions.added(batch, trees)
             scores, second = added.split(self._pass(batch, roots, trees, added))
             clock.scored()
-        clock.joined()
-        clock.draft = ahead.billed(clock.draft, clock.waited)
-        return scores, self._companions.shape(batch, trees, scores, second), ahead.longer
+        clock.joined(ahead.waits_for)
+        return StepScores(scores, self._companions.shape(batch, trees, scores, second), ahead.longer)
 
-    def _pass(self, batch: Seq[Sequence], roots: Seq[int], trees: Seq[TokenTree], added: AddedInputs) -> Scores:
+    def _pass(
+        self, batch: Sequence[DecodingSequence], roots: Sequence[int], trees: Sequence[TokenTree], added: SteeringRows
+    ) -> Scores:
         """One pass; where a drafter has computed a part of it, the rest."""
         caches, taps = [sequence.cache for sequence in batch], self._drafter_set.score_taps
         if added is not NOTHING_ADDED:

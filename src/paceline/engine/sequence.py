@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("paceline.engine")
 
 
-class Sequence:
+class DecodingSequence:
     """The decoding state of output number `index` of a request.
 
     Args:
@@ -36,8 +37,8 @@ class Sequence:
         states, texts: by drafter, its state (None without one) and its own copy of the text, which is `known_length`
             tokens long.
         begun: drafters have begun; the cache may have been given up since, to be filled again from prompt and output.
-        removed: the scheduler has taken leave of it.
-        failed: it ends in the next step.
+        failing: it ends with an error in the next step.
+        plain: its logits are those of the model, and its tokens the likeliest: no rules, no steering, no randomness.
         companion: what it is steered by, with a cache of its own; None where it is not.
     """
 
@@ -73,20 +74,24 @@ class Sequence:
         self.texts: list[list[int]] = []
         self.known_length = 0
         self.prompt_taps: list[dict[int, torch.Tensor]] = []
-        self.begun = self.removed = self.failed = False
+        self.begun = self.failing = False
         self.companion = None if request.companion is None else request.companion.fresh()
         self.plain = request.params.greedy and rules.trivial and self.companion is None
 
-    def fail(self, why: str) -> None:
+    def fail_next_step(self, why: str) -> None:
         """End with an error in the next step, before which nothing else of its request's own is asked."""
         self.rules.fail(why)
-        self.plain, self.failed = False, True
+        self.plain, self.failing = False, True
 
     @property
     def cache(self) -> SequenceCache:
-        """The runner's handle; outputs 1..n-1 have one once the prompt is in the cache of output 0."""
+        """The runner's handle; outputs 1..n-1 have one once the prompt is in the cache of output 0.
+
+        Raises:
+            RuntimeError: it has none yet, or was paused, parked or removed.
+        """
         if self._cache is None:
-            raise RuntimeError(f"output {self.index} of request {self.request.id} was not forked yet")
+            raise RuntimeError(f"output {self.index} of request {self.request.id} has no cache now")
         return self._cache
 
     @cache.setter
@@ -108,10 +113,6 @@ class Sequence:
         layers = self.prompt_taps[0] if self.prompt_taps else {}
         self.context.taps = {layer: torch.cat([chunk[layer] for chunk in self.prompt_taps]) for layer in layers}
         self.prompt_taps = []
-
-    @property
-    def root(self) -> int:
-        return self.context.tokens[-1]
 
     @property
     def greedy(self) -> bool:
@@ -154,8 +155,7 @@ class Sequence:
         self.context.tokens += tokens
         if not self.plain:
             self.rules.advance(tokens)
-        if output.logprobs is not None:
-            self._add_logprobs(scores.of(index), verdict, tokens)
+        failure = None if output.logprobs is None else self._add_logprobs(scores.of(index), verdict, tokens)
         if metrics.time_to_first_token is None:
             metrics.time_to_first_token = now - metrics.arrival_time
         metrics.num_generation_tokens += kept
@@ -165,6 +165,9 @@ class Sequence:
             output.finish_reason, output.stop_reason = reason, transcript.stop_reason
         if reason is not None or not transcript.quiet:
             output.text = transcript.text
+        if failure is not None:
+            last = self.close("error", failure)
+            return replace(last, segments=segments + last.segments, token_ids=tokens)
         return StreamChunk(self.index, segments, tokens, reason, request.result())
 
     def close(self, reason: FinishReason, error: str | None = None) -> StreamChunk:
@@ -178,14 +181,20 @@ class Sequence:
         self.output.finish_reason, self.output.error = reason, error
         return StreamChunk(self.index, segments, (), reason, self.request.result())
 
-    def _add_logprobs(self, logits: torch.Tensor, verdict: Verdict, tokens: Seq[int]) -> None:
+    def _add_logprobs(self, logits: torch.Tensor, verdict: Verdict, tokens: Sequence[int]) -> str | None:
+        """Add the logprobs of committed tokens; returns why their texts could not be made, None where they could."""
         rows = logits[[0, *(node + 1 for node in verdict.path)]][: len(tokens)]
         entries = top_logprobs(rows, tokens, self.request.params.logprobs or 0)
-        named = [self.transcript.name_tokens(entry) for entry in entries]
         if self.output.logprobs is not None:
-            self.output.logprobs += named
-        chosen = sum(entry[token].logprob for entry, token in zip(named, tokens, strict=True))
+            self.output.logprobs += entries
+        chosen = sum(entry[token].logprob for entry, token in zip(entries, tokens, strict=True))
         self.output.cumulative_logprob = (self.output.cumulative_logprob or 0.0) + chosen
+        try:
+            for entry in entries:
+                self.transcript.name_tokens(entry)
+        except Exception as error:  # of the tokenizer
+            return no_text(error)
+        return None
 
 
 def no_text(failure: Exception) -> str:
@@ -194,7 +203,7 @@ def no_text(failure: Exception) -> str:
     return f"the text could not be made: the tokenizer failed ({described(failure)})"
 
 
-def _sources(tree: TokenTree, verdict: Verdict, names: Seq[str]) -> list[str | None]:
+def _sources(tree: TokenTree, verdict: Verdict, names: Sequence[str]) -> list[str | None]:
     """Which drafter each of a verdict's tokens came from; None for the target's own."""
     drafted = tree.sources.tolist()
     sources: list[str | None] = [names[drafted[node]] for node in verdict.path]

@@ -16,7 +16,7 @@ class StepClock:
     The methods that note the end of a part stand in the order in which they are called.
 
     Attributes:
-        total: seconds of all steps so far, and of reading prompts, which whoever reads them adds.
+        total: seconds of all steps so far, and of reading prompts.
         draft: seconds of each drafter in this step, with those for which the verdicts waited for it.
         reading: seconds in which each drafter read what it had not seen of the texts.
     """
@@ -34,6 +34,10 @@ class StepClock:
         self._planning = self._proposing = 0.0
         self._started = self._planned = self._drafted = self._scored = self._joined = 0.0
         self._verified = self._committed = self._learned = 0.0
+
+    def prefilled(self, seconds: float) -> None:
+        """Prompts were read, before a step or without one."""
+        self.total.prefill += seconds
 
     def started(self) -> None:
         """A step begins."""
@@ -53,21 +57,23 @@ class StepClock:
         """There are scores."""
         self._scored = perf_counter()
 
-    def joined(self) -> None:
-        """What drafters did meanwhile has ended, too."""
-        self._joined = perf_counter()
+    def joined(self, waited_for: int | None) -> None:
+        """What drafters did meanwhile has ended, too. Steering, which comes next, counts as verifying.
 
-    @property
-    def waited(self) -> float:
-        """Seconds between the scores and the end of what drafters did meanwhile."""
-        return self._joined - self._scored
+        Args:
+            waited_for: index of the drafter that drafted since there are scores; None where nobody did.
+        """
+        self._joined = perf_counter()
+        if waited_for is not None:
+            waited = self._joined - self._scored
+            self.draft = tuple([drafting + waited * (i == waited_for) for i, drafting in enumerate(self.draft)])
 
     def verified(self) -> None:
         """There are verdicts."""
         self._verified = perf_counter()
 
     def committed(self) -> None:
-        """Texts and caches have grown."""
+        """Texts and caches have grown, and drafters know of it."""
         self._committed = perf_counter()
 
     @property

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.engine.overlap import with_none
 from paceline.engine.parts import EngineParts
-from paceline.engine.sequence import Sequence
+from paceline.engine.sequence import DecodingSequence
 from paceline.errors import NumericsError
 from paceline.sampling import Rules
 from paceline.tree import Scores, TokenTree, Verdict
@@ -16,7 +15,11 @@ from paceline.verifiers import Verifier
 
 
 def verify(
-    parts: EngineParts, batch: Seq[Sequence], trees: Seq[TokenTree], scores: Scores, longer: Mapping[int, TokenTree]
+    parts: EngineParts,
+    batch: Sequence[DecodingSequence],
+    trees: Sequence[TokenTree],
+    scores: Scores,
+    longer: Mapping[int, TokenTree],
 ) -> list[Verdict | NumericsError]:
     """Every sequence's verdict, by the verifier of its temperature.
 
@@ -44,7 +47,7 @@ def verify(
 
 
 def _with_reason(
-    verdict: Verdict | NumericsError, sequence: Sequence, scores: Scores, index: int
+    verdict: Verdict | NumericsError, sequence: DecodingSequence, scores: Scores, index: int
 ) -> Verdict | NumericsError:
     """The error of a sequence whose root has no distribution, where its request is to blame and not the model."""
     if isinstance(verdict, NumericsError) and (why := sequence.rules.blame(scores.of(index)[:1])) is not None:

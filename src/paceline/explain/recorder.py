@@ -27,7 +27,7 @@
                           which the controller stopped it, or null), proposed, deepest, scored, accepted (numbers of
                           nodes), seconds
         words             the controller's decision
-        seconds           by draft, score, verify, commit, other
+        seconds           by draft, score, verify, commit, other (see engine.record.TimeSplit)
         error             why the target's row was no distribution, or null
 
 A node's status: "accepted"; "ended" (accepted, but the output ended before it); "rejected" (its parent was accepted,

@@ -62,11 +62,11 @@ class Alphabet:
 
     def within(self, ranges: Ranges) -> list[int]:
         """Classes of a set that is a union of classes."""
-        found: set[int] = set()
+        classes: set[int] = set()
         for low, high in ranges:
             first, last = np.searchsorted(self.starts, low), np.searchsorted(self.starts, high + 1)
-            found.update(self.classes[first:last].tolist())
-        return sorted(found)
+            classes.update(self.classes[first:last].tolist())
+        return sorted(classes)
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class Dfa:
     @cached_property
     def moves(self) -> list[dict[int, int]]:
         """Of each state, class -> next state, where something can match."""
-        found = list[dict[int, int]]()
+        moves = list[dict[int, int]]()
         for row in self.table:
             signs = np.flatnonzero(row != DEAD)
-            found.append(dict(zip(signs.tolist(), row[signs].tolist(), strict=True)))
-        return found
+            moves.append(dict(zip(signs.tolist(), row[signs].tolist(), strict=True)))
+        return moves
 
     def run(self, classes: Table) -> int:
         """The state after a text of classes, or `DEAD`."""
@@ -167,14 +167,14 @@ class _Nfa:
                 raise AssertionError(f"a reference to {name!r} is left")
 
     def closure(self, state: int) -> int:
-        """States reached without reading, as bits."""
-        found, stack = 1 << state, [state]
+        """Find the states that are reached without reading, as bits."""
+        reached, stack = 1 << state, [state]
         while stack:
             for following in self.silent[stack.pop()]:
-                if not found >> following & 1:
-                    found |= 1 << following
+                if not reached >> following & 1:
+                    reached |= 1 << following
                     stack.append(following)
-        return found
+        return reached
 
 
 def _subsets(nfa: _Nfa, first: int, last: int) -> tuple[Table, NDArray[np.bool_]]:

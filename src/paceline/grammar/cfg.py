@@ -38,7 +38,7 @@ Symbol = Expr | str
 
 @dataclass(frozen=True, slots=True)
 class Cfg:
-    """A grammar in normal form.
+    """Holds a grammar in normal form, as tables of rules over terminals.
 
     Symbols 0 .. terminals - 1 are terminals, the others rules; none derives the empty text.
 
@@ -80,7 +80,7 @@ class Cfg:
             dict.fromkeys(s for bodies in rules.values() for body in bodies for s in body if not isinstance(s, str))
         )
         alphabet = Alphabet.of(
-            found.ranges for terminal in terminals for found in parts_of(terminal) if isinstance(found, Chars)
+            part.ranges for terminal in terminals for part in parts_of(terminal) if isinstance(part, Chars)
         )
         automata: dict[Symbol, Dfa] = {terminal: Dfa.of(terminal, alphabet) for terminal in terminals}
         empty: set[Symbol] = {terminal for terminal, dfa in automata.items() if dfa.accepts.size and dfa.accepts[0]}
@@ -105,7 +105,7 @@ Rules = dict[str, list[tuple[Symbol, ...]]]
 
 
 class _Lowering:
-    """From expressions to rules over maximal regular stretches."""
+    """Turns expressions into rules over maximal regular stretches."""
 
     def __init__(self, grammar: Grammar) -> None:
         self.exprs = {name: arden(name, expr) for name, expr in grammar.rules.items()}
@@ -189,11 +189,11 @@ class _Lowering:
 def arden(name: str, expr: Expr) -> Expr:
     """X = a | X b is a b*, and X = a | b X is b* a."""
     parts = expr.parts if isinstance(expr, Alt) else (expr,)
-    own = [part for part in parts if name in references(part)]
-    plain = alternatives(*(part for part in parts if part not in own))
+    recursive = [part for part in parts if name in references(part)]
+    plain = alternatives(*(part for part in parts if part not in recursive))
     for side in (0, -1):
-        rests = [_beside(part, name, side) for part in own]
-        if own and all(rest is not None and name not in references(rest) for rest in rests):
+        rests = [_beside(part, name, side) for part in recursive]
+        if recursive and all(rest is not None and name not in references(rest) for rest in rests):
             again = Star(alternatives(*(rest for rest in rests if rest is not None)))
             return sequence(plain, again) if side == 0 else sequence(again, plain)
     return expr
@@ -208,12 +208,12 @@ def _beside(part: Expr, name: str, side: int) -> Expr | None:
 
 
 def recursive_rules(exprs: dict[str, Expr]) -> set[str]:
-    """Names from which recursion is reached."""
+    """Find the names from which recursion is reached."""
     left = {name: references(expr) & exprs.keys() for name, expr in exprs.items()}
     users: dict[str, list[str]] = {name: [] for name in exprs}
     for name, used in left.items():
-        for one in used:
-            users[one].append(name)
+        for symbol in used:
+            users[symbol].append(name)
     queue = [name for name, used in left.items() if not used]
     for done in queue:  # rules whose references are all resolved, from the last ones on
         for name in users[done]:
@@ -225,37 +225,37 @@ def recursive_rules(exprs: dict[str, Expr]) -> set[str]:
 
 def _binary(rules: Rules) -> Rules:
     """Bodies of two symbols at most; equal rests share a rule."""
-    made: Rules = {}
+    binary: Rules = {}
     shared: dict[tuple[Symbol, ...], str] = {}
 
     def rest(body: tuple[Symbol, ...]) -> str:
         if body not in shared:
             shared[body] = name = f" rest {len(shared)}"
-            made[name] = [body if len(body) == 2 else (body[0], rest(body[1:]))]
+            binary[name] = [body if len(body) == 2 else (body[0], rest(body[1:]))]
         return shared[body]
 
     for name, bodies in rules.items():
-        made[name] = [body if len(body) <= 2 else (body[0], rest(body[1:])) for body in dict.fromkeys(bodies)]
-    return made
+        binary[name] = [body if len(body) <= 2 else (body[0], rest(body[1:])) for body in dict.fromkeys(bodies)]
+    return binary
 
 
 def _nullable(rules: Rules, empty: set[Symbol]) -> set[Symbol]:
-    found = set(empty)
+    nullable = set(empty)
     while more := {
-        name for name, bodies in rules.items() if name not in found and any(set(b) <= found for b in bodies)
+        name for name, bodies in rules.items() if name not in nullable and any(set(b) <= nullable for b in bodies)
     }:
-        found |= more
-    return found
+        nullable |= more
+    return nullable
 
 
 def _without_empty(rules: Rules, empty: set[Symbol]) -> Rules:
-    made: Rules = {}
+    shorter: Rules = {}
     for name, bodies in rules.items():
-        found = [body for body in bodies if body]
+        kept = [body for body in bodies if body]
         for first, second in [body for body in bodies if len(body) == 2]:
-            found += [(second,)] * (first in empty) + [(first,)] * (second in empty)
-        made[name] = [body for body in dict.fromkeys(found) if body != (name,)]
-    return made
+            kept += [(second,)] * (first in empty) + [(first,)] * (second in empty)
+        shorter[name] = [body for body in dict.fromkeys(kept) if body != (name,)]
+    return shorter
 
 
 def _productive(rules: Rules, terminals: Iterable[Symbol]) -> Rules:

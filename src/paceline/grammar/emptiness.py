@@ -37,7 +37,7 @@ MASKED: Final = -1
 """What a slot holds that may hold anything; other slots hold the kind of their token, a row of `Lexicon.steps`."""
 
 
-class Tables(NamedTuple):
+class LexiconArrays(NamedTuple):
     """A lexicon's arrays, as compiled code takes them; `*_at` are offsets of lists of pairs."""
 
     width: int
@@ -60,7 +60,7 @@ class Tables(NamedTuple):
     units: Table
 
     @classmethod
-    def of(cls, lexicon: Lexicon) -> Tables:
+    def of(cls, lexicon: Lexicon) -> LexiconArrays:
         """Rules are listed by their first symbol: B -> (A, C) and B -> (A, 0)."""
         cfg = lexicon.cfg
         pairs = Lists.of(cfg.size, [(b, a, c) for a, b, c in cfg.pairs.tolist()])
@@ -79,7 +79,7 @@ class Tables(NamedTuple):
         )
 
 
-class Desk(NamedTuple):
+class ChartWorkspace(NamedTuple):
     """What is worked on, and room to work in.
 
     Attributes:
@@ -88,10 +88,10 @@ class Desk(NamedTuple):
         now, soon: (q,) bool, states at a slot's edges.
         active: (joins,) bool, joins that occur in a slot.
         fresh: (symbols, words) uint64, bits of a row that no rule has seen.
-        taken, found: (words,) uint64.
+        taken, ends: (words,) uint64.
     """
 
-    tables: Tables
+    tables: LexiconArrays
     kinds: Table
     chart: Bits
     now: Flags
@@ -99,10 +99,10 @@ class Desk(NamedTuple):
     active: Flags
     fresh: Bits
     taken: Bits
-    found: Bits
+    ends: Bits
 
     @classmethod
-    def of(cls, tables: Tables, length: int, symbols: int) -> Desk:
+    def of(cls, tables: LexiconArrays, length: int, symbols: int) -> ChartWorkspace:
         """For a canvas of `length` masked slots."""
         positions, states = length * tables.width + 1, tables.accepts.size
         words = (positions + 63) // 64
@@ -120,22 +120,22 @@ class Desk(NamedTuple):
 
 
 @compiled
-def fill(desk: Desk, first: int, last: int) -> None:
+def fill(workspace: ChartWorkspace, first: int, last: int) -> None:
     """Fill the rows of slots `first` .. `last` - 1; those further right are filled."""
-    width = desk.tables.width
+    width = workspace.tables.width
     for slot in range(last - 1, first - 1, -1):
-        _mark(desk.tables, desk.kinds[slot], desk.active)
+        _mark(workspace.tables, workspace.kinds[slot], workspace.active)
         for k in range(width - 1, -1, -1):
-            if k and not desk.active[width - 1 - k]:
+            if k and not workspace.active[width - 1 - k]:
                 continue
-            row = desk.chart[slot * width + k]
+            row = workspace.chart[slot * width + k]
             row[:] = 0
-            _terminals(desk, slot, k, row)
-            _close(desk, row)
+            _terminals(workspace, slot, k, row)
+            _close(workspace, row)
 
 
 @part_of_compiled
-def _mark(tables: Tables, kind: int, active: Flags) -> None:
+def _mark(tables: LexiconArrays, kind: int, active: Flags) -> None:
     """Joins that occur in a slot."""
     active[:] = kind == MASKED
     if kind != MASKED:
@@ -153,9 +153,9 @@ def _set(row: Bits, symbol: int, position: int) -> None:
 
 
 @part_of_compiled
-def _terminals(desk: Desk, slot: int, k: int, row: Bits) -> None:
+def _terminals(workspace: ChartWorkspace, slot: int, k: int, row: Bits) -> None:
     """Set a bit for every terminal and every position where it may end that begins at position (slot, k)."""
-    tables, now, width = desk.tables, desk.now, desk.tables.width
+    tables, now, width = workspace.tables, workspace.now, workspace.tables.width
     now[:] = False
     if k:
         join, last = width - 1 - k, (slot + 1) * width - 1
@@ -167,15 +167,15 @@ def _terminals(desk: Desk, slot: int, k: int, row: Bits) -> None:
         alive = tables.starts.size > 0
         for b in range(tables.starts.size):
             now[tables.starts[b]] = True
-    while alive and slot < desk.kinds.size:
-        alive = _cross(desk, slot, row)
+    while alive and slot < workspace.kinds.size:
+        alive = _cross(workspace, slot, row)
         for state in range(now.size):
-            now[state] = desk.soon[state]
+            now[state] = workspace.soon[state]
         slot += 1
 
 
 @part_of_compiled
-def _land(tables: Tables, states: Table, row: Bits, edge: int, now: Flags) -> bool:
+def _land(tables: LexiconArrays, states: Table, row: Bits, edge: int, now: Flags) -> bool:
     """Take up states at a slot's edge, terminals that end there included."""
     alive = False
     for i in range(states.size):
@@ -188,9 +188,9 @@ def _land(tables: Tables, states: Table, row: Bits, edge: int, now: Flags) -> bo
 
 
 @part_of_compiled
-def _cross(desk: Desk, slot: int, row: Bits) -> bool:
+def _cross(workspace: ChartWorkspace, slot: int, row: Bits) -> bool:
     """From states at a slot's left edge to those at its right edge, terminals that end in the slot included."""
-    tables, now, soon, kind = desk.tables, desk.now, desk.soon, desk.kinds[slot]
+    tables, now, soon, kind = workspace.tables, workspace.now, workspace.soon, workspace.kinds[slot]
     alive, width, edge = False, tables.width, slot * tables.width
     soon[:] = False
     for state in range(now.size):
@@ -213,9 +213,9 @@ def _cross(desk: Desk, slot: int, row: Bits) -> bool:
 
 
 @part_of_compiled
-def _close(desk: Desk, row: Bits) -> None:
+def _close(workspace: ChartWorkspace, row: Bits) -> None:
     """Apply rules at one position until nothing is new."""
-    tables, fresh, taken, found = desk.tables, desk.fresh, desk.taken, desk.found
+    tables, fresh, taken, ends = workspace.tables, workspace.fresh, workspace.taken, workspace.ends
     for symbol in range(row.shape[0]):
         for w in range(taken.size):
             fresh[symbol, w] = row[symbol, w]
@@ -234,28 +234,28 @@ def _close(desk: Desk, row: Bits) -> None:
             for i in range(tables.units_at[symbol], tables.units_at[symbol + 1]):
                 _add(row, fresh, tables.units[i, 0], taken)
             for i in range(tables.pairs_at[symbol], tables.pairs_at[symbol + 1]):
-                _follow(desk.chart, tables.pairs[i, 1], taken, found)
-                _add(row, fresh, tables.pairs[i, 0], found)
+                _follow(workspace.chart, tables.pairs[i, 1], taken, ends)
+                _add(row, fresh, tables.pairs[i, 0], ends)
 
 
 @part_of_compiled
-def _follow(chart: Bits, symbol: int, taken: Bits, found: Bits) -> None:
+def _follow(chart: Bits, symbol: int, taken: Bits, ends: Bits) -> None:
     """Places where `symbol` may end that begins at one of `taken`."""
-    found[:] = 0
+    ends[:] = 0
     for w in range(taken.size):
         bits, position = taken[w], w << 6
         while bits:
             if bits & np.uint64(1):
                 for v in range(w, taken.size):
-                    found[v] |= chart[position, symbol, v]
+                    ends[v] |= chart[position, symbol, v]
             bits >>= np.uint64(1)
             position += 1
 
 
 @part_of_compiled
-def _add(row: Bits, fresh: Bits, symbol: int, found: Bits) -> None:
-    for w in range(found.size):
-        new = found[w] & ~row[symbol, w]
+def _add(row: Bits, fresh: Bits, symbol: int, ends: Bits) -> None:
+    for w in range(ends.size):
+        new = ends[w] & ~row[symbol, w]
         row[symbol, w] |= new
         fresh[symbol, w] |= new
 
@@ -290,7 +290,7 @@ class Fillings:
         if size > MOST_BYTES:
             rule = f"a table of {size / 2**30:.1f} GiB; shorten the canvas or simplify the grammar"
             raise ConfigError(f"a canvas of {length} slots would need {rule}")
-        self.desk = Desk.of(Tables.of(lexicon), length, lexicon.cfg.size)
+        self.desk = ChartWorkspace.of(LexiconArrays.of(lexicon), length, lexicon.cfg.size)
         self.kinds, self.chart = self.desk.kinds, self.desk.chart
         self.stale = length
 
@@ -351,29 +351,29 @@ class Fillings:
 
     def _derivation(self, symbol: int, start: Position, end: Position) -> list[tuple[int, Position, Position]]:
         """Terminals with their positions, from left to right."""
-        found, stack = [], [(symbol, start, end)]
+        terminals, stack = [], [(symbol, start, end)]
         while stack:
             symbol, start, end = stack.pop()
             terminal, split = self._explain(symbol, start, end)
             if split is None:
-                found.append((terminal, start, end))
+                terminals.append((terminal, start, end))
             else:
                 left, middle, right = split
                 stack += [(right, middle, end), (left, start, middle)]
-        return found
+        return terminals
 
     def _explain(self, symbol: int, start: Position, end: Position) -> tuple[int, tuple[int, Position, int] | None]:
         """A terminal, or two symbols and where they meet, that make up a symbol between two positions."""
         cfg = self.lexicon.cfg
         alike = [symbol]
-        for found in alike:
-            if found < len(cfg.terminals):
-                return found, None
-            for _, left, right in cfg.pairs[cfg.pairs[:, 0] == found].tolist():
+        for equal in alike:
+            if equal < len(cfg.terminals):
+                return equal, None
+            for _, left, right in cfg.pairs[cfg.pairs[:, 0] == equal].tolist():
                 for middle in self._positions(left, start, end):
                     if self._has(right, middle, end):
-                        return found, (left, middle, right)
-            units = cfg.units[cfg.units[:, 0] == found, 1].tolist()
+                        return equal, (left, middle, right)
+            units = cfg.units[cfg.units[:, 0] == equal, 1].tolist()
             alike += [unit for unit in units if unit not in alike and self._has(unit, start, end)]
         raise AssertionError("a bit without a reason")
 
@@ -437,4 +437,4 @@ class Fillings:
         kind = int(self.kinds[slot])
         if kind == MASKED:
             return self.lexicon.any_ends.at(state)
-        return [(join, DEAD) for found, join in self.lexicon.ends.at(kind) if found == state]
+        return [(join, DEAD) for at, join in self.lexicon.ends.at(kind) if at == state]

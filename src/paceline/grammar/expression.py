@@ -77,7 +77,7 @@ class Grammar:
 
 
 def sequence(*parts: Expr) -> Expr:
-    """A sequence without sequences in it."""
+    """Make a sequence without sequences in it."""
     flat = [inner for part in parts for inner in (part.parts if isinstance(part, Seq) else (part,))]
     return flat[0] if len(flat) == 1 else Seq(tuple(flat))
 
@@ -89,7 +89,7 @@ def alternatives(*parts: Expr) -> Expr:
 
 
 def optional(inner: Expr) -> Expr:
-    """Once or not at all."""
+    """Make an expression that stands once or not at all."""
     return alternatives(EMPTY, inner)
 
 
@@ -102,45 +102,45 @@ def repeat(inner: Expr, low: int, high: int | None) -> Expr:
     return Repeat(inner, low, high)
 
 
-def unrolled(found: Repeat) -> Expr:
-    """The same without `Repeat`."""
-    return sequence(*(found.inner,) * found.low, *(optional(found.inner),) * (found.high - found.low))
+def unrolled(repeat: Repeat) -> Expr:
+    """Write a `Repeat` out as a sequence."""
+    return sequence(*(repeat.inner,) * repeat.low, *(optional(repeat.inner),) * (repeat.high - repeat.low))
 
 
 def literal(text: str) -> Expr:
-    """A text as it stands."""
+    """Make an expression of a text as it stands."""
     return sequence(*(Chars(((ord(sign), ord(sign)),)) for sign in text))
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """The union of ranges in any order."""
-    found: list[tuple[int, int]] = []
+    union: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], high))
+        if union and low <= union[-1][1] + 1:
+            union[-1] = (union[-1][0], max(union[-1][1], high))
         else:
-            found.append((low, high))
-    return tuple(found)
+            union.append((low, high))
+    return tuple(union)
 
 
 def other_characters(ranges: Ranges) -> Ranges:
-    """All characters outside."""
+    """Find all characters outside of ranges."""
     edges = [-1, *(edge for low, high in ranges for edge in (low, high)), LAST + 1]
     return tuple((edges[i] + 1, edges[i + 1] - 1) for i in range(0, len(edges), 2) if edges[i] + 1 < edges[i + 1])
 
 
 def parts_of(expr: Expr) -> Iterator[Expr]:
-    """An expression and everything in it."""
+    """Walk through an expression and everything in it."""
     stack = [expr]
     while stack:
-        found = stack.pop()
-        yield found
-        if isinstance(found, Seq | Alt):
-            stack.extend(found.parts)
-        elif isinstance(found, Star | Repeat):
-            stack.append(found.inner)
+        part = stack.pop()
+        yield part
+        if isinstance(part, Seq | Alt):
+            stack.extend(part.parts)
+        elif isinstance(part, Star | Repeat):
+            stack.append(part.inner)
 
 
 def references(expr: Expr) -> set[str]:
-    """Names of rules in an expression."""
-    return {found.name for found in parts_of(expr) if isinstance(found, Ref)}
+    """Find the names of rules in an expression."""
+    return {part.name for part in parts_of(expr) if isinstance(part, Ref)}

@@ -21,7 +21,7 @@ import llguidance
 import numpy as np
 
 from paceline.grammar.numbers import Mask
-from paceline.grammar.vocabulary import Ids, Reading, Readings, Vocabulary
+from paceline.grammar.vocabulary import Ids, TokenReading, TokenReadings, Vocabulary
 
 STEP_ITEMS, STEP_FUEL, FUEL, MOST_FUEL = 1_000_000, 20_000, 200_000, 1_000_000
 """Bounds of the library's work: grammars of characters have more items than it expects; of its lexer's, about a
@@ -42,16 +42,16 @@ def outline_text(text: str) -> str:
     """A grammar in the library's notation with any JSON in place of that of each schema."""
     if text.startswith("{"):
         grammars = json.loads(text)["grammars"]
-        return json.dumps({"grammars": [{"json_schema": _any(one["json_schema"])} for one in grammars]})
+        return json.dumps({"grammars": [{"json_schema": _any(grammar["json_schema"])} for grammar in grammars]})
     parts, at = list[str](), 0
-    for found in _SCHEMA.finditer(text):
-        if found.start() < at:
+    for match in _SCHEMA.finditer(text):
+        if match.start() < at:
             continue  # a text within a schema
         try:
-            schema, end = json.JSONDecoder().raw_decode(text, found.end())
+            schema, end = json.JSONDecoder().raw_decode(text, match.end())
         except ValueError:
             continue  # no schema: a comment, or a text that is quoted
-        parts += [text[at : found.end()], json.dumps(_any(schema))]
+        parts += [text[at : match.end()], json.dumps(_any(schema))]
         at = end
     return "".join([*parts, text[at:]])
 
@@ -76,8 +76,8 @@ class Outline:
         return matcher_of(outline_text(self._text), self._vocabulary)
 
 
-class Follower:
-    r"""The state of a grammar behind an output.
+class GrammarFollower:
+    r"""Follows an output through a grammar, and says which tokens may come next.
 
     Args:
         matcher: llguidance's, at the start of the output.
@@ -120,9 +120,9 @@ class Follower:
 
     def likely(self) -> list[int]:
         """Tokens in which what must come is usually written."""
-        found = [] if self._held else self._matcher.compute_ff_tokens()
-        strange = (at for at, token in enumerate(found) if token >= self._vocabulary.size)
-        return found[: next(strange, len(found))]
+        tokens = [] if self._held else self._matcher.compute_ff_tokens()
+        strange = (at for at, token in enumerate(tokens) if token >= self._vocabulary.size)
+        return tokens[: next(strange, len(tokens))]
 
     def take(self, tokens: Sequence[int]) -> int:
         """Take tokens as long as they may follow: how many that is."""
@@ -130,11 +130,11 @@ class Follower:
 
     def rollback(self, count: int) -> None:
         """Take back the last tokens."""
-        given = 0
+        taken_back = 0
         for size, held in reversed(self._steps[len(self._steps) - count :]):
-            given, self._held = given + size, held
-        del self._steps[len(self._steps) - count :], self._given[len(self._given) - given :]
-        self._matcher.rollback(given)
+            taken_back, self._held = taken_back + size, held
+        del self._steps[len(self._steps) - count :], self._given[len(self._given) - taken_back :]
+        self._matcher.rollback(taken_back)
         if self._outlined is not None and (ahead := self._seen - len(self._given)) > 0:
             self._own_outline().rollback(ahead)
             self._seen -= ahead
@@ -152,45 +152,47 @@ class Follower:
             return False
         opens = False
         if self._outline is None or not (self._held or token in self._vocabulary.fresh.of):
-            given: Sequence[int] = (token,)
+            library_ids: Sequence[int] = (token,)
         elif (read := self._read(token)) is not None:
-            given, opens = read
+            library_ids, opens = read
         else:
             return False
-        if self._matcher.try_consume_tokens(list(given)) < len(given):
+        if self._matcher.try_consume_tokens(list(library_ids)) < len(library_ids):
             return False
-        self._steps.append((len(given), self._held))
-        self._given += given
+        self._steps.append((len(library_ids), self._held))
+        self._given += library_ids
         self._held = opens
         return True
 
     def _read(self, token: int) -> tuple[Ids, bool] | None:
         """What the matcher is to take for a token, and whether a backslash is open then; None where it may not come."""
         words = self._vocabulary
-        itself = Reading(plain=(token,))
+        itself = TokenReading(plain=(token,))
         if not self._held:
             return self._fitting(words.fresh.of.get(token, itself), ())
-        found = self._fitting(words.opened.of.get(token, itself), (words.backslash,))
-        if found is None and words.slashes_v[token] and self._quoted():
+        fitting = self._fitting(words.opened.of.get(token, itself), (words.backslash,))
+        if fitting is None and words.slashes_v[token] and self._quoted():
             return self._fitting(words.fresh.of.get(token, itself), ())
-        return found
+        return fitting
 
-    def _fitting(self, reading: Reading, before: Ids) -> tuple[Ids, bool] | None:
+    def _fitting(self, reading: TokenReading, before: Ids) -> tuple[Ids, bool] | None:
         for body, places in ((reading.plain, ()), (reading.slashed, reading.places)):
             if body is None or not all(self._open_at(before, place) for place in places):
                 continue
-            given = (*before, *body)
-            if self._fits(given) if not reading.opens else self._may_escape(given):
-                return given, reading.opens
+            library_ids = (*before, *body)
+            if self._fits(library_ids) if not reading.opens else self._may_escape(library_ids):
+                return library_ids, reading.opens
         return None
 
-    def _may_escape(self, given: Ids) -> bool:
+    def _may_escape(self, library_ids: Ids) -> bool:
         """Whether a backslash may follow."""
         words = self._vocabulary
-        return self._fits((*given, words.backslash)) or (self._fits((*given, words.slash)) and self._quoted(given))
+        return self._fits((*library_ids, words.backslash)) or (
+            self._fits((*library_ids, words.slash)) and self._quoted(library_ids)
+        )
 
-    def _fits(self, given: Ids) -> bool:
-        return self._matcher.validate_tokens(list(given)) == len(given)
+    def _fits(self, library_ids: Ids) -> bool:
+        return self._matcher.validate_tokens(list(library_ids)) == len(library_ids)
 
     # ---------------------------------------------------------------------------------------------- masks
 
@@ -201,37 +203,37 @@ class Follower:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return np.unpackbits(bits, count=self._vocabulary.library.vocab_size, bitorder="little").view(np.bool_)
 
-    def _loosened(self, found: Mask) -> Mask:
+    def _loosened(self, mask_t: Mask) -> Mask:
         r"""A mask of the library's with the tokens that may come if their `\/` are slashes."""
         if self._outline is None:
-            return found
-        certain = int(found.argmax()) if np.count_nonzero(found) == 1 else -1
-        self._add_twins(found, self._vocabulary.fresh, ())
+            return mask_t
+        certain = int(mask_t.argmax()) if np.count_nonzero(mask_t) == 1 else -1
+        self._add_twins(mask_t, self._vocabulary.fresh, ())
         for cut in self._vocabulary.cuts.get(certain, ()):  # else written in its usual token alone
             if cut.tokens and self._open_at((), cut.place):
-                found[cut.tokens] = True
-        return found
+                mask_t[cut.tokens] = True
+        return mask_t
 
-    def _add_twins(self, found: Mask, readings: Readings, before: Ids) -> None:
-        more_t = found[readings.twins_t] & ~found[readings.tokens_t]
+    def _add_twins(self, mask_t: Mask, readings: TokenReadings, before: Ids) -> None:
+        more_t = mask_t[readings.twins_t] & ~mask_t[readings.tokens_t]
         if not more_t.any():
             return
         inside_t = more_t & readings.inside_t
         if inside_t.any() and self._quoted():
-            found[readings.tokens_t[inside_t]] = True
+            mask_t[readings.tokens_t[inside_t]] = True
         for token in readings.tokens_t[more_t & ~readings.inside_t].tolist():
-            found[token] = all(self._open_at(before, place) for place in readings.of[token].places)
+            mask_t[token] = all(self._open_at(before, place) for place in readings.of[token].places)
 
     def _mask_behind_backslash(self) -> Mask:
         words = self._vocabulary
-        found = np.zeros(words.library.vocab_size, np.bool_)
+        mask_t = np.zeros(words.library.vocab_size, np.bool_)
         if self._matcher.try_consume_tokens([words.backslash]) == 1:
-            found = self._bits()
+            mask_t = self._bits()
             self._matcher.rollback(1)
-            self._add_twins(found, words.opened, (words.backslash,))
+            self._add_twins(mask_t, words.opened, (words.backslash,))
         if self._quoted():
-            found[: words.size] |= self._loosened(self._bits())[: words.size] & words.slashes_v
-        return found[: words.size]
+            mask_t[: words.size] |= self._loosened(self._bits())[: words.size] & words.slashes_v
+        return mask_t[: words.size]
 
     # ---------------------------------------------------------------------------------------------- strings
 
@@ -239,18 +241,18 @@ class Follower:
         """Whether a string is open at a place of a token; none is opened or closed before an empty one."""
         return self._quoted((*before, *place) if place else ())
 
-    def _quoted(self, given: Ids = ()) -> bool:
+    def _quoted(self, library_ids: Ids = ()) -> bool:
         """Whether a string of JSON is open, where an escape may begin, behind what the matcher might take."""
-        if self._has_escapes(self._matcher, given):
+        if self._has_escapes(self._matcher, library_ids):
             return True
         outlined = self._own_outline()
         self._seen += outlined.try_consume_tokens(self._given[self._seen :])
-        return self._seen == len(self._given) and self._has_escapes(outlined, given)
+        return self._seen == len(self._given) and self._has_escapes(outlined, library_ids)
 
-    def _has_escapes(self, matcher: llguidance.LLMatcher, given: Ids) -> bool:
-        words, size = self._vocabulary, len(given) + 2
-        return all(matcher.validate_tokens([*given, *escape]) == size for escape in words.escapes) and not any(
-            matcher.validate_tokens([*given, *other]) == size for other in words.others
+    def _has_escapes(self, matcher: llguidance.LLMatcher, library_ids: Ids) -> bool:
+        words, size = self._vocabulary, len(library_ids) + 2
+        return all(matcher.validate_tokens([*library_ids, *escape]) == size for escape in words.escapes) and not any(
+            matcher.validate_tokens([*library_ids, *other]) == size for other in words.others
         )
 
     def _own_outline(self) -> llguidance.LLMatcher:

@@ -64,7 +64,7 @@ def parse_gbnf(text: str) -> Grammar:
 
 def _characters(text: str, spelled: str) -> list[tuple[str, bool]]:
     """Characters that a literal or a set spells, and whether they are escaped."""
-    found = []
+    characters = []
     for x, u, long, escaped, plain in SIGN.findall(text):
         if escaped and escaped not in ESCAPED:
             raise ConfigError(
@@ -75,10 +75,10 @@ def _characters(text: str, spelled: str) -> list[tuple[str, bool]]:
             number = int(code, 16)
             if number > LAST or 0xD800 <= number <= 0xDFFF:
                 raise ConfigError(f"the grammar spells character {code} in {spelled[:60]}; Unicode has none of it")
-            found.append((chr(number), True))
+            characters.append((chr(number), True))
         else:
-            found.append((ESCAPED[escaped], True) if escaped else (plain, False))
-    return found
+            characters.append((ESCAPED[escaped], True) if escaped else (plain, False))
+    return characters
 
 
 def _set(text: str) -> Expr:
@@ -97,29 +97,29 @@ def _set(text: str) -> Expr:
             raise ConfigError(f"the grammar has a range that ends before it begins in {spelled[:60]}; turn it round")
         ranges.append((low, high))
         at += 1
-    found = joined(ranges)
-    return Chars(other_characters(found) if negated else found)
+    whole = joined(ranges)
+    return Chars(other_characters(whole) if negated else whole)
 
 
 class _Reader:
-    """Recursive descent over pieces."""
+    """Reads rules by recursive descent over pieces of the text."""
 
     def __init__(self, text: str) -> None:
         self.pieces: list[tuple[str, str, int]] = []  # kind, content, where
         self.rules: dict[str, Expr] = {}
         self.text, self.at, place = text, 0, 0
         while place < len(text):
-            found = PIECE.match(text, place)
-            if found is None:
+            match = PIECE.match(text, place)
+            if match is None:
                 self._fail(place)
-            kind = str(found.lastgroup)
+            kind = str(match.lastgroup)
             if kind == "token":
                 raise ConfigError(
-                    f"the grammar names the token {found[0]}, which is no text; write the characters that it stands for"
+                    f"the grammar names the token {match[0]}, which is no text; write the characters that it stands for"
                 )
             if kind != "blank":
-                self.pieces.append((kind, found[kind], place))
-            place = found.end()
+                self.pieces.append((kind, match[kind], place))
+            place = match.end()
         self.pieces.append(("end", "", place))
 
     def grammar(self) -> Grammar:
@@ -148,22 +148,22 @@ class _Reader:
         return self.pieces[self.at - 1]
 
     def _choice(self) -> Expr:
-        found = [self._series()]
+        choices = [self._series()]
         while self._kind() == "|":
             self._next()
-            found.append(self._series())
-        return alternatives(*found)
+            choices.append(self._series())
+        return alternatives(*choices)
 
     def _series(self) -> Expr:
-        found: list[Expr] = []
+        series: list[Expr] = []
         while self._kind() in ("name", "text", "set", "(", "."):
             item = self._item(*self._next())
             while self._kind() in (*TIMES, "times"):
                 item = self._repeated(item, *self._next())
-            found.append(item)
+            series.append(item)
         if self._kind() not in ("|", ")", "define", "end"):
             self._fail(self.pieces[self.at][2])
-        return sequence(*found) if found else EMPTY
+        return sequence(*series) if series else EMPTY
 
     def _item(self, kind: str, content: str, place: int) -> Expr:
         match kind:
@@ -179,11 +179,11 @@ class _Reader:
                 return _set(content)
         if content == ".":
             return Chars(((0, LAST),))
-        found = self._choice()
+        inner = self._choice()
         if self._kind() != ")":
             self._fail(place)
         self._next()
-        return found
+        return inner
 
     def _repeated(self, item: Expr, kind: str, content: str, _: int) -> Expr:
         if kind == "sign":

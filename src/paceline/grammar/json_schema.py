@@ -154,7 +154,7 @@ class _Maker:
         self.rules: dict[str, Expr] = {}
 
     def rule(self, pointer: str) -> str:
-        """The rule of a reference."""
+        """Give the name of the rule for a reference, which is made when it is first met."""
         if pointer not in self.rules:
             self.rules[pointer] = NEVER
             self.rules[pointer] = self.value(self._find(pointer))
@@ -163,18 +163,18 @@ class _Maker:
     def _find(self, pointer: str) -> Any:
         if pointer != "#" and not pointer.startswith("#/"):
             raise ConfigError(f"json_schema refers to {pointer!r}; only references within it (#/...) are followed")
-        found = self.root
+        node = self.root
         for step in pointer.split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, Mapping) or name not in found:
+            if not isinstance(node, Mapping) or name not in node:
                 raise ConfigError(
                     f"json_schema refers to {pointer!r}, which is not in it; write the schema out in one piece"
                 )
-            found = found[name]
-        return found
+            node = node[name]
+        return node
 
     def anything(self) -> Expr:
-        """Any JSON value."""
+        """Make the expression of any JSON value."""
         if " any" not in self.rules:
             self.rules[" any"] = NEVER
             value = Ref(" any")
@@ -186,7 +186,7 @@ class _Maker:
         return Ref(" any")
 
     def value(self, schema: Any) -> Expr:
-        """Texts of a schema's values."""
+        """Make the expression of the texts of a schema's values."""
         if isinstance(schema, bool):
             return self.anything() if schema else NEVER
         if "enum" in schema or "const" in schema:

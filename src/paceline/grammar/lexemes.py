@@ -134,9 +134,9 @@ def _writable(expr: Expr) -> Expr:
     return expr
 
 
-def _common(one: Ranges, other: Ranges) -> Ranges:
-    found = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
-    return tuple((low, high) for low, high in found if low <= high)
+def _common(first: Ranges, second: Ranges) -> Ranges:
+    shared = ((max(a, c), min(b, d)) for a, b in first for c, d in second)
+    return tuple((low, high) for low, high in shared if low <= high)
 
 
 def _ends(expr: Expr, fine: set[str]) -> bool:
@@ -170,7 +170,7 @@ def _without(expr: Expr, fine: set[str]) -> Expr:
 
 
 class _Folding:
-    """Rules over lexemes.
+    """Folds rules over characters into rules over lexemes.
 
     Attributes:
         apart: regular expressions that are no lexemes, but made of some.
@@ -189,7 +189,7 @@ class _Folding:
         for name in self.whole.keys() - self.recursive:
             self._size(name)
         self.alphabet = Alphabet.of(
-            found.ranges for expr in self.whole.values() for found in parts_of(expr) if isinstance(found, Chars)
+            part.ranges for expr in self.whole.values() for part in parts_of(expr) if isinstance(part, Chars)
         )
         self.leads = _leads(self.alphabet)
         self.lexemes: list[Expr] = []
@@ -212,34 +212,38 @@ class _Folding:
         where = dict.fromkeys(lexemes, 0)  # places of each, as bits
         for place, lexeme in enumerate(lexemes):
             where[lexeme] |= 1 << place
-        begins = {one: self._lead(self._dfa(one), 0) for one in where}
-        longer = [one for one in where if not isinstance(self.lexemes[one], Chars)]
-        meeting = {one: any_of(where[other] for other in where if self._together(one, other)[0]) for one in where}
+        begins = {lexeme: self._lead(self._dfa(lexeme), 0) for lexeme in where}
+        longer = [lexeme for lexeme in where if not isinstance(self.lexemes[lexeme], Chars)]
+        meeting = {
+            lexeme: any_of(where[other] for other in where if self._together(lexeme, other)[0]) for lexeme in where
+        }
         beside = around.beside([meeting[lexeme] for lexeme in lexemes])
-        found = set[int]()
-        for one, near, after in set(zip(lexemes, beside, around.after, strict=True)):
+        running = set[int]()
+        for lexeme, near, after in set(zip(lexemes, beside, around.after, strict=True)):
             following = any_of(begins[other] for other in where if where[other] & after)
-            found |= {other for other in longer if near & where[other] and self._together(one, other)[1] & following}
-        return {self.lexemes[one] for one in found}
+            running |= {
+                other for other in longer if near & where[other] and self._together(lexeme, other)[1] & following
+            }
+        return {self.lexemes[lexeme] for lexeme in running}
 
-    def _together(self, one: int, other: int) -> tuple[bool, int]:
-        """Whether there is a text of both, and the bytes that may go on in the other behind a text of `one`."""
-        if (one, other) not in self.known:
-            self.known[one, other] = self._product(self._dfa(one), self._dfa(other))
-        return self.known[one, other]
+    def _together(self, first: int, second: int) -> tuple[bool, int]:
+        """Whether there is a text of both, and the bytes that may go on in the other behind a text of `first`."""
+        if (first, second) not in self.known:
+            self.known[first, second] = self._product(self._dfa(first), self._dfa(second))
+        return self.known[first, second]
 
-    def _product(self, one: Dfa, other: Dfa) -> tuple[bool, int]:
+    def _product(self, first: Dfa, second: Dfa) -> tuple[bool, int]:
         reached, queue = set[tuple[int, int]](), [(0, 0)]
         for a, b in queue:
-            mine, its = one.moves[a], other.moves[b]
+            mine, its = first.moves[a], second.moves[b]
             more = {(mine[sign], its[sign]) for sign in mine.keys() & its.keys()} - reached
             reached |= more
             queue += more
-        ended = [b for a, b in reached if one.accepts[a]]
+        ended = [b for a, b in reached if first.accepts[a]]
         bits = 0
         for b in ended:
-            bits |= self._lead(other, b)
-        return any(other.accepts[b] for b in ended), bits
+            bits |= self._lead(second, b)
+        return any(second.accepts[b] for b in ended), bits
 
     def _regular(self, expr: Expr) -> bool:
         return not references(expr) & self.recursive
@@ -260,7 +264,7 @@ class _Folding:
 
     def _sequence_of_loops(self, parts: Sequence[Expr]) -> Expr:
         """The same of a sequence; (a|b)+ is (a a*|b a*) (b a*)*."""
-        found: list[Expr] = []
+        loops: list[Expr] = []
         left = list(parts)
         while left:
             part = left.pop(0)
@@ -269,10 +273,10 @@ class _Folding:
                 if plain != NEVER:
                     left.pop(0)
                     again = sequence(rest, Star(plain))
-                    found += [alternatives(sequence(plain, Star(plain)), again), Star(again)]
+                    loops += [alternatives(sequence(plain, Star(plain)), again), Star(again)]
                     continue
-            found.append(self._loops(part))
-        return sequence(*found)
+            loops.append(self._loops(part))
+        return sequence(*loops)
 
     def _split(self, expr: Expr) -> tuple[Expr, Expr]:
         """What is regular of a choice, and what is not."""
@@ -291,7 +295,7 @@ class _Folding:
         return self.sizes[name]
 
     def resolve(self, expr: Expr) -> Expr:
-        """A regular expression without references."""
+        """Replace the references of a regular expression by what they stand for."""
         match expr:
             case Ref(name):
                 if name not in self.resolved:
@@ -366,10 +370,10 @@ class _Folding:
 
     def _lead(self, dfa: Dfa, state: int) -> int:
         """First bytes of what may go on in a state, as bits."""
-        found = 0
+        lead = 0
         for sign in np.flatnonzero(dfa.table[state] != DEAD).tolist():
-            found |= self.leads[sign]
-        return found
+            lead |= self.leads[sign]
+        return lead
 
 
 def _nullable(expr: Expr) -> bool:
@@ -393,19 +397,19 @@ def _uncounted(expr: Expr) -> Expr:
         case Star(inner):
             return Star(_uncounted(inner))
         case Repeat(inner, low, high):
-            found = _uncounted(inner)
-            return Repeat(found, low, high) if high <= MOST_COUNTED else repeat(found, min(low, 1), None)
+            uncounted = _uncounted(inner)
+            return Repeat(uncounted, low, high) if high <= MOST_COUNTED else repeat(uncounted, min(low, 1), None)
     return expr
 
 
 def _leads(alphabet: Alphabet) -> list[int]:
     """The first bytes of the characters of each class, as bits."""
-    found = [0] * alphabet.size
+    leads = [0] * alphabet.size
     ends = [*(alphabet.starts[1:] - 1).tolist(), LAST]
     for low, high, sign in zip(alphabet.starts.tolist(), ends, alphabet.classes.tolist(), strict=True):
         for byte in range(_lead_byte(low), _lead_byte(high) + 1):
-            found[sign] |= 1 << byte
-    return found
+            leads[sign] |= 1 << byte
+    return leads
 
 
 def _lead_byte(code: int) -> int:
@@ -444,8 +448,8 @@ def _regex(expr: Expr) -> str:
     """In the notation of Rust."""
     match expr:
         case Chars(ranges):
-            found = "".join(_sign(low) if low == high else f"{_sign(low)}-{_sign(high)}" for low, high in ranges)
-            return found if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else f"[{found}]"
+            spelled = "".join(_sign(low) if low == high else f"{_sign(low)}-{_sign(high)}" for low, high in ranges)
+            return spelled if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else f"[{spelled}]"
         case Seq(parts):
             return "".join(map(_regex, parts))
         case Alt(parts):

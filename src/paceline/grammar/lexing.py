@@ -42,12 +42,12 @@ class Lists:
     @classmethod
     def of(cls, keys: int, triples: Sequence[tuple[int, int, int]]) -> Lists:
         """From (key, first, second) in any order."""
-        found = np.asarray(sorted(set(triples)), np.int32).reshape(-1, 3)
-        offsets = np.searchsorted(found[:, 0], np.arange(keys + 1)).astype(np.int32)
-        return cls(offsets, np.ascontiguousarray(found[:, 1:]))
+        rows = np.asarray(sorted(set(triples)), np.int32).reshape(-1, 3)
+        offsets = np.searchsorted(rows[:, 0], np.arange(keys + 1)).astype(np.int32)
+        return cls(offsets, np.ascontiguousarray(rows[:, 1:]))
 
     def at(self, key: int) -> list[tuple[int, int]]:
-        """Pairs of a key."""
+        """Give the pairs of a key."""
         return [(int(a), int(b)) for a, b in self.items[self.offsets[key] : self.offsets[key + 1]]]
 
 
@@ -88,7 +88,7 @@ class Lexicon:
 
     @classmethod
     def of(cls, cfg: Cfg, texts: Sequence[str | None]) -> Lexicon:
-        """Tables for a vocabulary.
+        """Make the tables for a vocabulary.
 
         Args:
             texts: what each token writes; None or "" for those that are never to be used (special tokens).
@@ -153,13 +153,13 @@ class _Union:
 
 def _spelled(cfg: Cfg, texts: Sequence[str | None]) -> dict[str, list[int]]:
     """Tokens by their texts, each spelled with a character a class; without those that have a character of no class."""
-    found: dict[str, list[int]] = {}
+    spelled: dict[str, list[int]] = {}
     for token, text in enumerate(texts):
         if text and BROKEN not in text:
             classes = cfg.alphabet.encode(text)
             if classes.all():
-                found.setdefault("".join(map(chr, classes)), []).append(token)
-    return found
+                spelled.setdefault("".join(map(chr, classes)), []).append(token)
+    return spelled
 
 
 def _kinds(steps: Table, ends: Sequence[set[tuple[int, int]]]) -> tuple[list[int], list[int]]:
@@ -167,9 +167,9 @@ def _kinds(steps: Table, ends: Sequence[set[tuple[int, int]]]) -> tuple[list[int
     kept: list[int] = []
     known: dict[tuple[bytes, frozenset[tuple[int, int]]], int] = {}
     kinds = []
-    for row, found in enumerate(ends):
-        key = (steps[row].tobytes(), frozenset(found))
-        if key not in known and (found or (steps[row] != DEAD).any()):
+    for row, row_ends in enumerate(ends):
+        key = (steps[row].tobytes(), frozenset(row_ends))
+        if key not in known and (row_ends or (steps[row] != DEAD).any()):
             known[key] = len(kept)
             kept.append(row)
         kinds.append(known.get(key, DEAD))
@@ -197,19 +197,19 @@ def _run(words: list[str], union: _Union, inside: bool) -> tuple[Table, list[tup
 
 def _any(steps: Table, witness: Table) -> list[tuple[int, int, int]]:
     """(state, next state, token) over all kinds; the token is that of the first kind, the shortest."""
-    found: list[tuple[int, int, int]] = []
+    triples: list[tuple[int, int, int]] = []
     first = np.full(steps.shape[1], DEAD, np.int32)
     for state in range(steps.shape[1]):
         alive = np.flatnonzero(steps[:, state] != DEAD)[::-1]
         first[steps[alive, state]] = witness[alive]  # of equal targets the last one written stays
         targets = np.unique(steps[alive, state])
-        found += zip([state] * targets.size, targets.tolist(), first[targets].tolist(), strict=True)
-    return found
+        triples += zip([state] * targets.size, targets.tolist(), first[targets].tolist(), strict=True)
+    return triples
 
 
 @dataclass(slots=True)
 class _Joins:
-    """Rests of tokens by what they can do."""
+    """Groups rests of tokens by what they can do."""
 
     cfg: Cfg
     union: _Union

@@ -58,45 +58,45 @@ def with_references(schema: Any, *, strict: bool) -> Any:
 def _has_names(node: Any) -> bool:
     """Whether parts of a schema have names of their own, which references may be to."""
     if isinstance(node, list):
-        return any(_has_names(one) for one in node)
+        return any(_has_names(item) for item in node)
     return isinstance(node, Mapping) and (
         any(isinstance(node.get(key), str) for key in ("$id", "id", "$anchor", "$dynamicAnchor"))
-        or any(_has_names(one) for one in node.values())
+        or any(_has_names(value) for value in node.values())
     )
 
 
 def _referring(node: Any, root: Any, *, strict: bool, named: bool = False) -> Any:
     if isinstance(node, list):
-        return [_referring(one, root, strict=strict) for one in node]
+        return [_referring(item, root, strict=strict) for item in node]
     if not isinstance(node, Mapping):
         return node
-    made = {}
+    referring = {}
     for key, value in node.items():
         if named or key not in VALUES:
-            made[key] = _referring(value, root, strict=strict, named=not named and key in NAMED)
+            referring[key] = _referring(value, root, strict=strict, named=not named and key in NAMED)
         else:
-            made[key] = value
-    target = None if named else made.get("$ref")
+            referring[key] = value
+    target = None if named else referring.get("$ref")
     if isinstance(target, str) and target.startswith(("#/", "/")) and not _is_there(root, target):
         if _is_there(root, f"#{target}"):
-            made["$ref"] = f"#{target}"
+            referring["$ref"] = f"#{target}"
         else:
             need(not strict, "structured_outputs json", "refer to what is there", target)
-            del made["$ref"]
-    return made
+            del referring["$ref"]
+    return referring
 
 
 def _is_there(root: Any, target: str) -> bool:
     """Whether a reference is to a part of the schema."""
     if not target.startswith("#/"):
         return False
-    found = root
+    place = root
     for part in unquote(target[1:]).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
-        elif isinstance(found, Mapping) and key in found:
-            found = found[key]
+        if isinstance(place, list) and key.isdecimal() and int(key) < len(place):
+            place = place[int(key)]
+        elif isinstance(place, Mapping) and key in place:
+            place = place[key]
         else:
             return False
     return True
@@ -105,26 +105,26 @@ def _is_there(root: Any, target: str) -> bool:
 def _copy(node: Any, *, free_keys: bool, named: bool = False) -> Any:
     """Of a part of a schema; `named` says that its keys are names."""
     if isinstance(node, list):
-        return [_copy(one, free_keys=free_keys) for one in node]
+        return [_copy(item, free_keys=free_keys) for item in node]
     if not isinstance(node, Mapping):
         return node
-    made = {}
+    copy = {}
     for key, value in node.items():
         if not named and key == "pattern" and isinstance(value, str):
-            made[key] = rust_pattern(value)
+            copy[key] = rust_pattern(value)
         elif not named and key in VALUES:
-            made[key] = value
+            copy[key] = value
         else:
-            made[key] = _copy(value, free_keys=free_keys, named=not named and key in NAMED)
-    if not named and isinstance(patterns := made.get("patternProperties"), dict):
-        made["patternProperties"] = {rust_pattern(key): value for key, value in patterns.items()}
-    return _with_free_keys(made) if free_keys and not named else made
+            copy[key] = _copy(value, free_keys=free_keys, named=not named and key in NAMED)
+    if not named and isinstance(patterns := copy.get("patternProperties"), dict):
+        copy["patternProperties"] = {rust_pattern(key): value for key, value in patterns.items()}
+    return _with_free_keys(copy) if free_keys and not named else copy
 
 
 def _joins(node: Any, named: bool = False) -> bool:
     """Whether several schemas hold for one value somewhere, or what holds for free keys is named elsewhere."""
     if isinstance(node, list):
-        return any(_joins(one) for one in node)
+        return any(_joins(item) for item in node)
     if not isinstance(node, Mapping):
         return False
     if not named and ("allOf" in node or (ALTERNATIVES & node.keys() and len(node.keys() - DESCRIBING) > 1)):
@@ -142,7 +142,7 @@ def _with_free_keys(schema: dict[str, Any]) -> dict[str, Any]:
     if not (isinstance(declared, dict) and isinstance(required, list) and free is not False):
         return schema  # closed, or wrong, which the library says
     names = [*declared, *required]
-    if "patternProperties" in schema or not names or not all(isinstance(one, str) for one in names):
+    if "patternProperties" in schema or not names or not all(isinstance(name, str) for name in names):
         return schema
     if max(map(len, names)) > LONGEST_NAME or sum(map(len, names)) > LONGEST_NAMES:
         return schema
@@ -177,19 +177,19 @@ def rust_pattern(pattern: str) -> str:
     Raises:
         ConfigError: a set begins with its own end, which ECMA-262 reads unlike everybody else.
     """
-    made, at = list[str](), 0
+    parts, at = list[str](), 0
     while at < len(pattern):
         if pattern[at] == "[":
             end = _end_of_set(pattern, at)
-            made.append(_set(pattern[at + 1 : end]) if end < len(pattern) else pattern[at:])
+            parts.append(_set(pattern[at + 1 : end]) if end < len(pattern) else pattern[at:])
             at = end + 1
         elif pattern[at] == "\\":
-            made.append(pattern[at : at + 2])
+            parts.append(pattern[at : at + 2])
             at += 2
         else:
-            made.append(LINE if pattern[at] == "." else pattern[at])
+            parts.append(LINE if pattern[at] == "." else pattern[at])
             at += 1
-    return "".join(made)
+    return "".join(parts)
 
 
 def _end_of_set(pattern: str, begin: int) -> int:
@@ -205,28 +205,28 @@ def _end_of_set(pattern: str, begin: int) -> int:
 def _set(inside: str) -> str:
     """A set, brackets added."""
     sign = "^" if inside.startswith("^") else ""
-    signs, made = _elements(inside[len(sign) :]), []
+    signs, parts = _elements(inside[len(sign) :]), []
     while signs:
         if len(signs) > 2 and signs[1] == "-" and not (_is_set(signs[0]) or _is_set(signs[2])):
-            made.append(f"{_plain(signs[0])}-{_plain(signs[2])}")
+            parts.append(f"{_plain(signs[0])}-{_plain(signs[2])}")
             del signs[:3]
         else:
-            made.append(_plain(signs.pop(0)))
-    return f"[{sign}{''.join(made)}]"
+            parts.append(_plain(signs.pop(0)))
+    return f"[{sign}{''.join(parts)}]"
 
 
 def _elements(inside: str) -> list[str]:
     r"""The characters of a set, with `\x41`, `\u0041`, `\u{41}` and `\p{..}` in one piece."""
-    found, at = list[str](), 0
+    elements, at = list[str](), 0
     while at < len(inside):
         size = 1
         if inside[at] == "\\":
             letter = inside[at + 1 : at + 2]
             braced = inside.find("}", at) + 1 - at if inside[at + 2 : at + 3] == "{" and letter in "upPx" else 0
             size = max(2, braced or {"x": 4, "u": 6}.get(letter, 2))
-        found.append(inside[at : at + size])
+        elements.append(inside[at : at + size])
         at += size
-    return found
+    return elements
 
 
 def _is_set(element: str) -> bool:

@@ -42,19 +42,19 @@ class Neighbours:
         Args:
             meeting: of each place, those of which a text can be the lexeme too, so that it leads behind both.
         """
-        found, done = [0] * len(self.after), [0] * len(self.after)
+        beside, done = [0] * len(self.after), [0] * len(self.after)
         for place in bits(self.begin):
-            found[place] = self.begin
+            beside[place] = self.begin
         queue = list(bits(self.begin))
         for place in queue:
-            more = found[place] & meeting[place] & ~done[place]
+            more = beside[place] & meeting[place] & ~done[place]
             done[place] |= more
             behind = any_of(self.after[other] for other in bits(more))
             for other in bits(self.after[place]):
-                if behind & ~found[other]:
-                    found[other] |= behind
+                if behind & ~beside[other]:
+                    beside[other] |= behind
                     queue.append(other)
-        return found
+        return beside
 
     def _facts(self, expr: Expr) -> Facts:
         match expr:
@@ -62,13 +62,13 @@ class Neighbours:
                 return (False, self.places[name], self.places[name]) if name in self.places else self.rules[name]
             case Seq(parts):
                 facts = [self._facts(part) for part in parts]
-                first = any_of(one[1] for one in _until_full(facts))
-                last = any_of(one[2] for one in _until_full(facts[::-1]))
-                return all(one[0] for one in facts), first, last
+                first = any_of(fact[1] for fact in _until_full(facts))
+                last = any_of(fact[2] for fact in _until_full(facts[::-1]))
+                return all(fact[0] for fact in facts), first, last
             case Alt(parts):
                 facts = [self._facts(part) for part in parts]
-                first, last = (any_of(int(one[side]) for one in facts) for side in (1, 2))
-                return any(one[0] for one in facts), first, last
+                first, last = (any_of(int(fact[side]) for fact in facts) for side in (1, 2))
+                return any(fact[0] for fact in facts), first, last
             case Star(inner):
                 return True, *self._facts(inner)[1:]
             case Repeat(inner, low, _):
@@ -93,7 +93,7 @@ class Neighbours:
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The members of a set."""
+    """List the members of a set that is kept as bits."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -101,13 +101,13 @@ def bits(mask: int) -> Iterator[int]:
 
 
 def any_of(masks: Iterable[int]) -> int:
-    """The union of sets."""
+    """Unite sets that are kept as bits."""
     return reduce(or_, masks, 0)
 
 
 def _until_full(facts: Iterable[Facts]) -> Iterable[Facts]:
     """Up to the first that cannot be empty."""
-    for one in facts:
-        yield one
-        if not one[0]:
+    for fact in facts:
+        yield fact
+        if not fact[0]:
             return

@@ -39,6 +39,7 @@ from paceline.grammar.expression import (
 )
 
 if TYPE_CHECKING:
+    from lark import Lark
     from lark.lexer import TerminalDef
 
 PARSER: Any = importlib.import_module("re._parser")  # the parse tree has no public name since sre_parse was deprecated
@@ -62,7 +63,7 @@ ASCII_WORDS: Final = 1 << 30
 
 
 def parse_regex(pattern: str, flags: int = 0) -> Expr:
-    """The tree of a pattern.
+    """Parse a pattern into an expression.
 
     Args:
         flags: `ASCII_WORDS` or none.
@@ -117,27 +118,27 @@ def _characters(op: str, value: Any, flags: int, pattern: str) -> Ranges:
         return ((0, LAST),) if flags & re.DOTALL else other_characters(((10, 10),))
     if op == "IN":
         return _set(value, flags, pattern)
-    found = _folded(((value, value),), flags, pattern)
-    return other_characters(found) if op == "NOT_LITERAL" else found
+    ranges = _folded(((value, value),), flags, pattern)
+    return other_characters(ranges) if op == "NOT_LITERAL" else ranges
 
 
 def _set(items: Sequence[Any], flags: int, pattern: str) -> Ranges:
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     negated = False
     for kind, value in items:
         match str(kind):
             case "NEGATE":
                 negated = True
             case "LITERAL":
-                found.append((value, value))
+                ranges.append((value, value))
             case "RANGE":
-                found.append(value)
+                ranges.append(value)
             case "CATEGORY":
                 only_words = bool(flags & ASCII_WORDS) and not str(value).endswith("SPACE")
-                found.extend(_category(str(value), only_words or bool(flags & re.ASCII)))
+                ranges.extend(_category(str(value), only_words or bool(flags & re.ASCII)))
             case other:
                 raise ConfigError(f"regex {pattern!r} uses {other.lower()} in a set; write the characters out")
-    merged = _folded(joined(found), flags, pattern)
+    merged = _folded(joined(ranges), flags, pattern)
     return other_characters(merged) if negated else merged
 
 
@@ -206,7 +207,7 @@ def read_ebnf(grammar: str | Path) -> tuple[str, Path | None]:
 
 
 def parse_ebnf(text: str, start: str = "start", folder: Path | None = None) -> Grammar:
-    """The rules of a grammar.
+    """Parse a grammar in Lark's notation into rules.
 
     Args:
         start: rule of whole texts.
@@ -214,32 +215,15 @@ def parse_ebnf(text: str, start: str = "start", folder: Path | None = None) -> G
     Raises:
         ConfigError: no valid grammar, no such rule, or a terminal that is no regular expression.
     """
-    from lark import Lark
-
-    try:
-        found = Lark(
-            text,
-            start=start,
-            parser="earley",
-            lexer="dynamic",
-            maybe_placeholders=False,
-            import_paths=[str(folder)] * bool(folder),
-        )
-    except RecursionError:
-        raise ConfigError("the grammar is nested too deeply; give parts of it names of their own") from None
-    except Exception as error:  # Lark's own errors, those of `re` and `regex`, assertions about wrong directives
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ConfigError(f"the grammar is not valid: {reason.strip()}; write it in Lark's notation") from None
-    used = {symbol.name for rule in found.rules for symbol in rule.expansion if symbol.is_term} | set(
-        found.ignore_tokens
-    )
-    terminals = {terminal.name: _terminal(terminal) for terminal in found.terminals if terminal.name in used}
+    lark = _read_by_lark(text, start, folder)
+    used = {symbol.name for rule in lark.rules for symbol in rule.expansion if symbol.is_term} | set(lark.ignore_tokens)
+    terminals = {terminal.name: _terminal(terminal) for terminal in lark.terminals if terminal.name in used}
     if missing := sorted(used - terminals.keys()):
         raise ConfigError(f"the grammar declares {missing[0]} without saying what it matches; define it")
-    blank = alternatives(*(terminals[name] for name in found.ignore_tokens)) if found.ignore_tokens else NEVER
-    between = Star(blank) if found.ignore_tokens else sequence()
+    blank = alternatives(*(terminals[name] for name in lark.ignore_tokens)) if lark.ignore_tokens else NEVER
+    between = Star(blank) if lark.ignore_tokens else sequence()
     rules: dict[str, Expr] = {f" {name}": expr for name, expr in terminals.items()} | {" between": between}
-    for rule in found.rules:
+    for rule in lark.rules:
         symbols = (
             sequence(Ref(f" {s.name}"), Ref(" between")) if s.is_term else Ref(str(s.name)) for s in rule.expansion
         )
@@ -247,6 +231,19 @@ def parse_ebnf(text: str, start: str = "start", folder: Path | None = None) -> G
             *_alternatives(rules.get(str(rule.origin.name))), sequence(*symbols)
         )
     return Grammar({**rules, " text": sequence(Ref(" between"), Ref(start))}, " text")
+
+
+def _read_by_lark(text: str, start: str, folder: Path | None) -> Lark:
+    from lark import Lark
+
+    paths = [str(folder)] * bool(folder)
+    try:
+        return Lark(text, start=start, parser="earley", lexer="dynamic", maybe_placeholders=False, import_paths=paths)
+    except RecursionError:
+        raise ConfigError("the grammar is nested too deeply; give parts of it names of their own") from None
+    except Exception as error:  # Lark's own errors, those of `re` and `regex`, assertions about wrong directives
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigError(f"the grammar is not valid: {reason.strip()}; write it in Lark's notation") from None
 
 
 def _alternatives(known: Expr | None) -> list[Expr]:

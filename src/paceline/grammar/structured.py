@@ -22,7 +22,7 @@ import torch
 from paceline.checkpoints import Tokenizer, token_bytes
 from paceline.config import CONSTRAINTS, StructuredOutputsParams
 from paceline.errors import ConfigError, PacelineError
-from paceline.grammar.follower import Follower, Outline, matcher_of
+from paceline.grammar.follower import GrammarFollower, Outline, matcher_of
 from paceline.grammar.lexemes import is_native, library_text, spelled
 from paceline.grammar.library_schema import library_schema, with_references
 from paceline.grammar.numbers import Mask, Numbers
@@ -96,32 +96,32 @@ def bounded_json(schema: Any, *, strict: bool, whitespace_pattern: str | None = 
     """
     if not isinstance(schema, Mapping):
         return bounded_json({}, strict=strict) if schema is True else schema
-    own = schema.get("x-guidance", {})
-    if not isinstance(own, Mapping):
+    guidance = schema.get("x-guidance", {})
+    if not isinstance(guidance, Mapping):
         return schema  # which the library rejects
     options = {"lenient": not strict, "coerce_one_of": not strict, "json_allow_general_unicode_escapes": True}
     if compact:
         blanks: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    elif whitespace_pattern is None and {"whitespace_pattern", "whitespace_flexible"} & own.keys():
+    elif whitespace_pattern is None and {"whitespace_pattern", "whitespace_flexible"} & guidance.keys():
         blanks = {}
     else:
         blanks = {"whitespace_pattern": whitespace_pattern or BLANKS}
     known = library_schema(with_references(schema, strict=strict))
-    return {**known, "x-guidance": {**own, **options, **blanks}}
+    return {**known, "x-guidance": {**guidance, **options, **blanks}}
 
 
-def _tagged(given: Mapping[str, Any], params: StructuredOutputsParams) -> str:
+def _tagged(tag: Mapping[str, Any], params: StructuredOutputsParams) -> str:
     """Of vLLM's structural tag."""
     try:
-        triggers = [str(trigger) for trigger in given["triggers"]]
+        triggers = [str(trigger) for trigger in tag["triggers"]]
         tags = [
             llguidance.StructTag(
-                trigger=next(one for one in triggers if part["begin"].startswith(one)),
+                trigger=next(trigger for trigger in triggers if part["begin"].startswith(trigger)),
                 begin=part["begin"],
                 grammar=_bounded(dict(part["schema"]), params),
                 end=part["end"],
             )
-            for part in given["structures"]
+            for part in tag["structures"]
         ]
         return llguidance.StructTag.to_grammar(tags, assume_special=False)
     except (KeyError, TypeError, StopIteration, AttributeError, AssertionError, ValueError):
@@ -129,7 +129,7 @@ def _tagged(given: Mapping[str, Any], params: StructuredOutputsParams) -> str:
             'be {"structures": [{"begin": text, "schema": dict, "end": text}, ...], "triggers": [text, ...]}, where '
             "each begin starts with one of the triggers"
         )
-        raise ConfigError(f"structured_outputs structural_tag must {rule}, got {shortened(given)}") from None
+        raise ConfigError(f"structured_outputs structural_tag must {rule}, got {shortened(tag)}") from None
 
 
 def _wrong(name: str, why: str) -> ConfigError:
@@ -150,7 +150,7 @@ def _wrong(name: str, why: str) -> ConfigError:
 def constraint(
     params: StructuredOutputsParams, tokenizer: Tokenizer | None, vocab_size: int, ends: Sequence[int]
 ) -> Constraint:
-    """The rule of a request.
+    """Make the sampling rule that holds a request to its structured output.
 
     Args:
         ends: end tokens of the model.
@@ -166,8 +166,8 @@ def constraint(
     if matcher.is_error():
         raise _wrong(name, matcher.get_error())
     if not _of_json(params):
-        return Constraint(Follower(matcher, vocabulary), ends)
-    return Constraint(Follower(matcher, vocabulary, Outline(text, vocabulary)), ends, numbers_of(tokenizer))
+        return Constraint(GrammarFollower(matcher, vocabulary), ends)
+    return Constraint(GrammarFollower(matcher, vocabulary, Outline(text, vocabulary)), ends, numbers_of(tokenizer))
 
 
 def _of_json(params: StructuredOutputsParams) -> bool:
@@ -198,7 +198,7 @@ class Constraint(LogitRule):
     name = "structured_outputs"
     needs_paths = True
 
-    def __init__(self, state: Follower, ends: Sequence[int], numbers: Numbers | None = None) -> None:
+    def __init__(self, state: GrammarFollower, ends: Sequence[int], numbers: Numbers | None = None) -> None:
         self._state, self._ends, self._numbers = state, frozenset(ends), numbers
         self._beyond = 0  # committed tokens that the state did not take: end tokens behind a complete output
         self._sizes = [0]  # characters of the number at the end, at the start and behind each committed token
@@ -239,19 +239,19 @@ class Constraint(LogitRule):
         return taken + 1 if taken < len(path) and path[taken] in self._ends and self._complete(path[:taken]) else taken
 
     def forced(self, most: int) -> list[tuple[int, float]]:
-        found, state, size = list[tuple[int, float]](), self._state.copy(), self._sizes[-1]
-        while len(found) < most:
+        tokens, state, size = list[tuple[int, float]](), self._state.copy(), self._sizes[-1]
+        while len(tokens) < most:
             mask = self._mask(state, size)
             certain = np.count_nonzero(mask) == 1
             likely = [] if certain else state.likely()
             if state.error or not (certain or likely):
                 break
             token, chance = (int(mask.argmax()), 1.0) if certain else (likely[0], LIKELY)
-            found.append((token, chance))
+            tokens.append((token, chance))
             size = self._after(size, token)
             if not state.take([token]):
                 break  # the end
-        return found
+        return tokens
 
     def _after(self, size: int, token: int) -> int:
         return 0 if self._numbers is None else self._numbers.after(size, token)
@@ -263,14 +263,14 @@ class Constraint(LogitRule):
             size = self._after(size, token)
         return size
 
-    def _mask(self, state: Follower, size: int, width: int | None = None) -> Mask:
+    def _mask(self, state: GrammarFollower, size: int, width: int | None = None) -> Mask:
         """(width or as many as the vocabulary has,) what may come next; nothing after an error."""
-        found = state.mask()
+        mask = state.mask()
         if width is not None:
-            found = found[:width] if len(found) >= width else np.pad(found, (0, width - len(found)))
-        return found if self._numbers is None else self._numbers.cut(found, size)
+            mask = mask[:width] if len(mask) >= width else np.pad(mask, (0, width - len(mask)))
+        return mask if self._numbers is None else self._numbers.cut(mask, size)
 
-    def _take(self, state: Follower, path: Sequence[int]) -> int:
+    def _take(self, state: GrammarFollower, path: Sequence[int]) -> int:
         """Let a state take what is allowed of a path: how many tokens that is."""
         size, begin = self._sizes[-1], 0
         for at, token in enumerate(path if self._numbers is not None else ()):
@@ -282,7 +282,7 @@ class Constraint(LogitRule):
             size = self._after(size, token)
         return begin + state.take(path[begin:])
 
-    def _along(self, path: Sequence[int]) -> Follower | None:
+    def _along(self, path: Sequence[int]) -> GrammarFollower | None:
         """The state behind a path; None where the constraint forbids it."""
         state = self._state.copy()
         return state if self._take(state, path) == len(path) else None

@@ -37,8 +37,8 @@ _vocabularies: WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], Vo
 Ids = tuple[int, ...]
 
 
-class Reading(NamedTuple):
-    r"""What a token is to the library.
+class TokenReading(NamedTuple):
+    r"""Says what a token is to the library.
 
     Attributes:
         plain: its bytes as they are, but for a backslash at the end that escapes nothing yet.
@@ -57,7 +57,7 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
+class TokenReadings:
     """Those of the tokens that are not simply themselves.
 
     Attributes:
@@ -66,15 +66,17 @@ class Readings:
         inside_t: (t,) whether the token has no other place than its start.
     """
 
-    of: Mapping[int, Reading]
+    of: Mapping[int, TokenReading]
     tokens_t: npt.NDArray[np.int64]
     twins_t: npt.NDArray[np.int64]
     inside_t: npt.NDArray[np.bool_]
 
     @classmethod
-    def made(cls, of: Mapping[int, Reading]) -> Readings:
-        """With the arrays."""
-        pairs = [(token, one.twin, one.places == ((),)) for token, one in of.items() if one.twin is not None]
+    def with_arrays(cls, of: Mapping[int, TokenReading]) -> TokenReadings:
+        """Make the arrays that masks are loosened with."""
+        pairs = [
+            (token, reading.twin, reading.places == ((),)) for token, reading in of.items() if reading.twin is not None
+        ]
         tokens, twins, inside = zip(*pairs, strict=True) if pairs else ((), (), ())
         return cls(of, np.asarray(tokens, np.int64), np.asarray(twins, np.int64), np.asarray(inside, np.bool_))
 
@@ -91,7 +93,7 @@ class Cut(NamedTuple):
     tokens: list[int]
 
 
-class _Spelling:
+class _LibraryTokenizer:
     """What llguidance asks of a tokenizer: bytes of each token, and what a text's tokens are.
 
     Args:
@@ -139,10 +141,10 @@ class Vocabulary:
         behind = {token: text for token, text in texts.items() if text.startswith(BACKSLASH)}
         fresh = {token: self._reading(text) for token, text in texts.items()}
         opened = fresh | {token: self._reading(text, opened=True) for token, text in behind.items()}
-        self.fresh, self.opened = Readings.made(fresh), Readings.made(opened)
+        self.fresh, self.opened = TokenReadings.with_arrays(fresh), TokenReadings.with_arrays(opened)
         self.slashes_v = np.asarray([text.startswith(SLASH) for text in written], np.bool_)
         self.cuts = self._cuts(written)
-        spelling = llguidance.TokenizerWrapper(_Spelling(tokenizer, [*written, *self._more], ends))
+        spelling = llguidance.TokenizerWrapper(_LibraryTokenizer(tokenizer, [*written, *self._more], ends))
         self.library = llguidance.LLTokenizer(spelling, n_vocab=size + len(self._more), eos_token=list(ends))
         self._ids = {}
 
@@ -156,19 +158,19 @@ class Vocabulary:
     def _spelled(self, text: bytes) -> Ids:
         return (self._id(text),) if text else ()
 
-    def _reading(self, text: bytes, *, opened: bool = False) -> Reading:
+    def _reading(self, text: bytes, *, opened: bool = False) -> TokenReading:
         """Of a token.
 
         Args:
             opened: its first sign is what an open backslash escapes.
         """
         first, rest = text[:opened], text[opened:]
-        found = _PARTS.fullmatch(rest)
-        assert found is not None  # which matches every text
-        body, tail = first + found[1], found[2]
-        slashed = first + _slashed(found[1])
-        places = list(_places(first, found[1], opens=tail != b""))
-        return Reading(
+        match = _PARTS.fullmatch(rest)
+        assert match is not None  # which matches every text
+        body, tail = first + match[1], match[2]
+        slashed = first + _slashed(match[1])
+        places = list(_places(first, match[1], opens=tail != b""))
+        return TokenReading(
             plain=self._spelled(body),
             opens=tail != b"",
             slashed=None if slashed == body else self._spelled(slashed),
@@ -184,7 +186,7 @@ class Vocabulary:
         return {token: list(self._cuts_of(text, leading)) for token, text in texts}
 
     def _cuts_of(self, text: bytes, leading: Mapping[int, list[int]]) -> Iterator[Cut]:
-        for at in (found.start() for found in re.finditer(SLASH, text)):
+        for at in (match.start() for match in re.finditer(SLASH, text)):
             known = [self._ids.get(text[:size], self.size) for size in range(at, 0, -1)]
             before = next((token for token in known if token < self.size), None)
             twins = [self._ids.get(text[:size]) for size in range(at + 1, len(text) + 1)]
@@ -194,12 +196,12 @@ class Vocabulary:
 
 
 def _slashed(text: bytes) -> bytes:
-    return _ESCAPE.sub(lambda found: SLASH if found[1] == SLASH else found[0], text)
+    return _ESCAPE.sub(lambda match: SLASH if match[1] == SLASH else match[0], text)
 
 
 def _places(first: bytes, body: bytes, *, opens: bool) -> Iterator[bytes]:
     """What stands before the slashes; one place for those between which no string begins or ends."""
-    ends = [found.start() for found in _ESCAPE.finditer(body) if found[1] == SLASH]
+    ends = [match.start() for match in _ESCAPE.finditer(body) if match[1] == SLASH]
     since: bytes | None = None
     for end in [*ends, *([len(body)] if opens else [])]:
         before = first + _slashed(body[:end])
@@ -222,7 +224,7 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) ->
     known = tuple(dict.fromkeys(end for end in ends if 0 <= end < vocab_size))
     if not known:
         raise ConfigError("structured_outputs needs a model with an end token, and this one declares none")
-    made = _vocabularies.setdefault(tokenizer, {})
-    if (vocab_size, known) not in made:
-        made[vocab_size, known] = Vocabulary(tokenizer, vocab_size, known)
-    return made[vocab_size, known]
+    vocabularies = _vocabularies.setdefault(tokenizer, {})
+    if (vocab_size, known) not in vocabularies:
+        vocabularies[vocab_size, known] = Vocabulary(tokenizer, vocab_size, known)
+    return vocabularies[vocab_size, known]

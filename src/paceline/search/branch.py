@@ -40,19 +40,18 @@ class Branch:
         logprob: sum of the log-probabilities of its tokens, as the request's parameters shape them.
     Attributes:
         length: tokens behind the prompt.
-        cache: of the runner, of all tokens but the last or, once it was scored, of all; None where it has none now.
         number: of the branch in its `SearchTree`; -1 where it is not in it.
         mixture: tokens and their weights, of whose embeddings the last input is the sum; None where it is the token.
     """
 
-    __slots__ = ("_rules", "cache", "length", "logprob", "mixture", "number", "origin", "parent", "stops", "token")
+    __slots__ = ("_cache", "_rules", "length", "logprob", "mixture", "number", "origin", "parent", "stops", "token")
 
     def __init__(
         self, origin: Origin, stops: StopChecker, token: int, *, parent: Branch | None = None, logprob: float = 0.0
     ) -> None:
         self.origin, self.stops, self.token, self.parent, self.logprob = origin, stops, token, parent, logprob
         self.length: int = 0 if parent is None else parent.length + 1
-        self.cache: SequenceCache | None = None
+        self._cache: SequenceCache | None = None
         self.number = -1
         self.mixture: Mapping[int, float] | None = None
         self._rules: Rules | None = None
@@ -61,6 +60,31 @@ class Branch:
     def of_prompt(cls, origin: Origin) -> Branch:
         """The prompt alone; text is looked for only where a stop string may be in it."""
         return cls(origin, origin.checker(bool(origin.request.params.stop)), origin.request.prompt_ids[-1])
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether it has one now; it is given up where nobody wants it, or memory runs short."""
+        return self._cache is not None
+
+    @property
+    def cache(self) -> SequenceCache:
+        """Of the runner, of all tokens but the last or, once it was scored, of all.
+
+        Raises:
+            RuntimeError: it has none now.
+        """
+        if self._cache is None:
+            raise RuntimeError(f"a branch of {self.length} tokens has no cache; it was not asked for, or was let go")
+        return self._cache
+
+    @cache.setter
+    def cache(self, cache: SequenceCache) -> None:
+        self._cache = cache
+
+    def give_up_cache(self) -> SequenceCache:
+        """The cache, which somebody else takes or releases."""
+        cache, self._cache = self.cache, None
+        return cache
 
     @property
     def request(self) -> Request:
@@ -72,12 +96,12 @@ class Branch:
         """What shapes its next token, from those of the nearest ancestor that has them; kept until `forget_rules`."""
         if self._rules is None:
             behind, rules = list[int](), self.origin.rules
-            for one in self.ancestors():
-                if one._rules is not None:
-                    rules = one._rules
+            for ancestor in self.ancestors():
+                if ancestor._rules is not None:
+                    rules = ancestor._rules
                     break
-                if one.parent is not None and one.mixture is None:
-                    behind.append(one.token)
+                if ancestor.parent is not None and ancestor.mixture is None:
+                    behind.append(ancestor.token)
             self._rules = rules.fork()
             self._rules.advance(behind[::-1])
         return self._rules
@@ -102,9 +126,9 @@ class Branch:
         Then one behind it must be asked for in every step: keys and values of mixtures are not computed anew.
         """
         heaviest = max(mixture, key=mixture.__getitem__)
-        made = Branch(self.origin, self.stops, heaviest, parent=self, logprob=self.logprob)
-        made.mixture = mixture
-        return made
+        child = Branch(self.origin, self.stops, heaviest, parent=self, logprob=self.logprob)
+        child.mixture = mixture
+        return child
 
     @property
     def ended(self) -> bool:
@@ -118,14 +142,14 @@ class Branch:
 
     def ancestors(self) -> Iterator[Branch]:
         """Itself, then what it goes on from, up to the prompt alone."""
-        one: Branch | None = self
-        while one is not None:
-            yield one
-            one = one.parent
+        branch: Branch | None = self
+        while branch is not None:
+            yield branch
+            branch = branch.parent
 
     def tokens(self) -> list[int]:
         """Behind the prompt."""
-        return [one.token for one in self.ancestors() if one.parent is not None][::-1]
+        return [branch.token for branch in self.ancestors() if branch.parent is not None][::-1]
 
     def text(self) -> list[int]:
         """Prompt and tokens."""
@@ -157,7 +181,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BranchRows:
     """What may follow some branches.
 
     Attributes:

@@ -14,7 +14,7 @@ from paceline.engine import CompletionOutput, Engine, Request, StopChecker, Turn
 from paceline.errors import CapabilityError, PacelineError
 from paceline.registry import ABILITIES
 from paceline.search.base import BudgetSpentError, Search, Steps
-from paceline.search.branch import Branch, Found, Origin, Rows
+from paceline.search.branch import Branch, BranchRows, Found, Origin
 from paceline.search.forest import DeadEndError, Errors, Forest
 from paceline.search.results import SearchTree
 from paceline.utils import described, need
@@ -54,7 +54,7 @@ class _Running:
         self.start = perf_counter()
         self._take(lambda: next(self.steps))
 
-    def send(self, rows: Rows, errors: Errors) -> None:
+    def send(self, rows: BranchRows, errors: Errors) -> None:
         """Hand it what it asked for, or end it where that is no distribution."""
         self.tree.num_tokens += len(self.asked)
         self.tree.num_passes += 1
@@ -67,7 +67,7 @@ class _Running:
             self._take(lambda: self.steps.throw(BudgetSpentError()))
         else:
             whole = len(self._places) == len(self.asked)
-            mine = rows if whole else Rows(rows.logits[self._places], rows.logprobs[self._places])
+            mine = rows if whole else BranchRows(rows.logits[self._places], rows.logprobs[self._places])
             self._take(lambda: self.steps.send(mine))
 
     def fail(self, error: PacelineError) -> None:
@@ -77,7 +77,7 @@ class _Running:
 
     def _fatal(self, errors: Errors) -> PacelineError | None:
         """The first error that ends the search; where it drops dead ends, the first of those is only noted."""
-        for error in [errors[one] for one in self.asked if one in errors]:
+        for error in [errors[branch] for branch in self.asked if branch in errors]:
             if not (self.search.drops_dead_ends and isinstance(error, DeadEndError)):
                 return error
             self._dead_end = self._dead_end or error
@@ -92,10 +92,10 @@ class _Running:
         try:
             asked = step()
             self.asked = list(dict.fromkeys(asked))
-            place = {one: i for i, one in enumerate(self.asked)}
-            self._places = [place[one] for one in asked]
-            for one in self.asked:
-                self.tree.note(one)
+            place = {branch: i for i, branch in enumerate(self.asked)}
+            self._places = [place[branch] for branch in asked]
+            for branch in self.asked:
+                self.tree.note(branch)
         except StopIteration as end:
             self._end(end.value)
         except PacelineError as error:
@@ -110,8 +110,9 @@ class _Running:
         self.tree.num_tokens += self.search.own_rows
         self.tree.num_passes += self.search.own_passes
         best = found[: request.params.n]
-        self.tree.outputs, self.tree.scores = [self.tree.note(one.branch) for one in best], [one.score for one in best]
-        request.outputs = [output_of(one, index) for index, one in enumerate(best)]
+        self.tree.outputs = [self.tree.note(text.branch) for text in best]
+        self.tree.scores = [text.score for text in best]
+        request.outputs = [output_of(text, index) for index, text in enumerate(best)]
         if not best:
             nothing = "the search has found nothing"
             if self.tree.budget_spent:
@@ -122,7 +123,7 @@ class _Running:
             request.outputs = [CompletionOutput(0, finish_reason="error", error=why)]
         metrics = request.metrics
         metrics.num_steps = self.tree.num_passes
-        metrics.num_generation_tokens = sum(len(one.token_ids) for one in request.outputs)
+        metrics.num_generation_tokens = sum(len(output.token_ids) for output in request.outputs)
         metrics.generation_time = self.tree.seconds
         request.result().search = self.tree
 
@@ -171,8 +172,8 @@ def run_searches(
             with turns.turn():
                 for pair in _admitted(forest, waiting, config.max_num_seqs - len(running), alone=not running):
                     running.append(_begun(engine, *pair, budget))
-                _step(forest, [one for one in running if not one.ended])
-            running = [one for one in running if not one.ended]
+                _step(forest, [run for run in running if not run.ended])
+            running = [run for run in running if not run.ended]
             if advance is not None:
                 tell(advance, requests)
     finally:
@@ -182,14 +183,14 @@ def run_searches(
 
 def _admitted(forest: Forest, waiting: deque[Pair], most: int, *, alone: bool) -> list[Pair]:
     """Those that begin now, taken from `waiting`: at most so many, whose prompts fit, or one where it is alone."""
-    found, room = list[Pair](), forest.room()
-    while waiting and len(found) < most:
+    admitted, room = list[Pair](), forest.room()
+    while waiting and len(admitted) < most:
         if room is not None:
             room -= forest.blocks(len(waiting[0][0].prompt_ids))
-            if room < 0 and not (alone and not found):
+            if room < 0 and not (alone and not admitted):
                 break
-        found.append(waiting.popleft())
-    return found
+        admitted.append(waiting.popleft())
+    return admitted
 
 
 def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudget) -> _Running:
@@ -214,11 +215,11 @@ def _step(forest: Forest, running: Sequence[_Running]) -> None:
     going = list(running)
     while going:
         try:
-            kept = [one for run in going for one in run.search.kept]
-            rows, errors = forest.rows([one for run in going for one in run.asked], kept)
+            kept = [branch for run in going for branch in run.search.kept]
+            rows, errors = forest.rows([branch for run in going for branch in run.asked], kept)
             break
         except PacelineError as error:
-            widest = max(going, key=lambda one: len(one.asked))
+            widest = max(going, key=lambda run: len(run.asked))
             widest.fail(error)
             forest.close(widest.request.id)
             going.remove(widest)
@@ -226,6 +227,6 @@ def _step(forest: Forest, running: Sequence[_Running]) -> None:
     for run in going:
         at = slice(start, start + len(run.asked))
         start = at.stop
-        run.send(Rows(rows.logits[at], rows.logprobs[at]), errors)
+        run.send(BranchRows(rows.logits[at], rows.logprobs[at]), errors)
         if run.ended:
             forest.close(run.request.id)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from paceline.engine import fill_caches
 from paceline.errors import NumericsError, PromptError
 from paceline.models import ALL_LAYERS, HasEmbedding, HasHead, RunsLayers, memory_of
-from paceline.search.branch import Branch, Rows
+from paceline.search.branch import Branch, BranchRows
 from paceline.tree import EMPTY_TREE
 from paceline.verifiers import bad_row
 
@@ -45,12 +46,13 @@ class Forest:
 
     def __init__(self, runner: Runner, chunk: int, *, share_prompts: bool = False) -> None:
         self._runner, self._memory, self._chunk = runner, memory_of(runner), chunk
-        shares = share_prompts and self._memory is not None and self._memory.shares and not self._memory.windowed
-        self._prefixes = self._memory if shares else None
+        memory = self._memory
+        shares = share_prompts and memory is not None and memory.can_share_prefixes and not memory.has_windows
+        self._prefixes = memory if shares else None
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
         self._shaped: set[Branch] = set()  # those that may have rules
 
-    def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> tuple[Rows, Errors]:
+    def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> tuple[BranchRows, Errors]:
         """What may follow branches, none of which is named twice: a pass over their last tokens, which are then in
         their caches.
 
@@ -62,34 +64,36 @@ class Forest:
             PromptError: memory for keys and values that they do not fit into.
         """
         if self._memory is not None:
-            self._memory.save(lean=True)  # branches share what they have in common, however short it is
+            self._memory.allocate_single_blocks(True)  # branches share what they have in common, however short it is
         asked = set(branches)
         stay = asked | set(kept)
-        near = [one for one in kept if one.cache is None and one.parent is not None and one.parent.cache is not None]
-        self._seat([*branches, *(one for one in near if one not in asked)], stay)
-        self._free([one for one in self._seated if one not in stay])
+        near = [
+            branch for branch in kept if not branch.has_cache and branch.parent is not None and branch.parent.has_cache
+        ]
+        self._seat([*branches, *(branch for branch in near if branch not in asked)], stay)
+        self._free([branch for branch in self._seated if branch not in stay])
         self._make_room(branches)
         parts = []
         for start in range(0, len(branches), MOST_ROWS):
             part = branches[start : start + MOST_ROWS]
-            caches = [_cache(one) for one in part]
+            caches = [branch.cache for branch in part]
             logits = self._logits(part, caches)
             self._runner.commit(caches, [()] * len(part))
             parts.append(logits.to(torch.float32, copy=True))
         logits = torch.cat(parts).cpu()
         logprobs, errors = self._shape(branches, logits, stay)
-        return Rows(logits, logprobs), errors
+        return BranchRows(logits, logprobs), errors
 
     def _shape(
         self, branches: Sequence[Branch], logits: torch.Tensor, stay: Collection[Branch]
     ) -> tuple[torch.Tensor, Errors]:
         """Log-probabilities under each branch's rules, of which only those of branches in `stay` are kept."""
-        found = shaped(branches, logits)
+        logprobs_and_errors = shaped(branches, logits)
         self._shaped |= set(branches)
-        for one in self._shaped.difference(stay):
-            one.forget_rules()
+        for branch in self._shaped.difference(stay):
+            branch.forget_rules()
         self._shaped.intersection_update(stay)
-        return found
+        return logprobs_and_errors
 
     def room(self) -> int | None:
         """Blocks that prompts to come may take; None where caches are not counted."""
@@ -101,16 +105,16 @@ class Forest:
 
     def _logits(self, part: Sequence[Branch], caches: Sequence[SequenceCache]) -> torch.Tensor:
         """(b, v): one pass, of tokens or, where one of them is a mixture, of embeddings."""
-        runner, tokens, trees = self._runner, [one.token for one in part], [EMPTY_TREE] * len(part)
-        if all(one.mixture is None for one in part):
+        runner, tokens, trees = self._runner, [branch.token for branch in part], [EMPTY_TREE] * len(part)
+        if all(branch.mixture is None for branch in part):
             return runner.score(caches, tokens, trees).logits
         layers, head, embedder = runner, runner, runner
         assert isinstance(layers, RunsLayers)
         assert isinstance(head, HasHead)
         assert isinstance(embedder, HasEmbedding)
         inputs = []
-        for one in part:
-            mixture = one.mixture or {one.token: 1.0}
+        for branch in part:
+            mixture = branch.mixture or {branch.token: 1.0}
             embeddings = embedder.embed(list(mixture))
             weights = torch.tensor(list(mixture.values()), device=embeddings.device)
             inputs.append((weights @ embeddings.float()).to(embeddings.dtype))
@@ -119,65 +123,61 @@ class Forest:
 
     def close(self, request_id: str | None = None) -> None:
         """Free the caches of a request's branches, or of all."""
-        self._free([one for one in self._seated if request_id in (None, one.request.id)])
+        self._free([branch for branch in self._seated if request_id in (None, branch.request.id)])
 
     def _seat(self, branches: Sequence[Branch], stay: Collection[Branch]) -> None:
         """Give each a cache of its text without the last token: a fork of its nearest ancestor's, or where the parent
         is not in `stay`, for the last of its children the parent's own.
         """
-        self._begin([one for one in branches if one.parent is None and one.cache is None])
-        waiting = Counter(one.parent for one in branches if one.cache is None)
-        for one in branches:
-            if one.cache is None:
-                waiting[one.parent] -= 1
-                parent = one.parent
-                if parent is not None and parent.cache is not None and parent not in stay and not waiting[parent]:
-                    one.cache, parent.cache = parent.cache, None
+        self._fill_prompts([branch for branch in branches if branch.parent is None and not branch.has_cache])
+        waiting = Counter(branch.parent for branch in branches if not branch.has_cache)
+        for branch in branches:
+            if not branch.has_cache:
+                waiting[branch.parent] -= 1
+                parent = branch.parent
+                if parent is not None and parent.has_cache and parent not in stay and not waiting[parent]:
+                    branch.cache = parent.give_up_cache()
                     del self._seated[parent]
                 else:
-                    one.cache = self._forked(one)
-                self._seated[one] = None
-            if one.cache.length >= one.size:
-                self._runner.truncate(one.cache, one.size - 1)
-        self._fill([one for one in branches if _cache(one).length < one.size - 1])
+                    branch.cache = self._forked(branch)
+                self._seated[branch] = None
+            if branch.cache.length >= branch.size:
+                self._runner.truncate(branch.cache, branch.size - 1)
+        self._fill([branch for branch in branches if branch.cache.length < branch.size - 1])
 
-    def _begin(self, prompts: Sequence[Branch]) -> None:
+    def _fill_prompts(self, prompts: Sequence[Branch]) -> None:
         """Fill the caches of prompts; one that begins as another does, as far as is not known yet, waits for that."""
         memory = self._prefixes
         while memory is not None and prompts:
             new, now, later = set[tuple[str | bytes, ...]](), list[Branch](), list[Branch]()
-            for one in prompts:
-                pieces, key = self._pieces(one), one.request.prefix_key
-                known = memory.known(key, pieces)
-                begins: tuple[str | bytes, ...] = (key, *pieces[: known + 1])
-                (later if begins in new else now).append(one)
-                if known < len(pieces):
+            for branch in prompts:
+                keys, owner = branch.request.block_keys(memory), branch.request.prefix_key
+                known = memory.known(owner, keys)
+                begins: tuple[str | bytes, ...] = (owner, *keys[: known + 1])
+                (later if begins in new else now).append(branch)
+                if known < len(keys):
                     new.add(begins)
-            for one in now:
-                one.cache = self._opened(one)
-                self._seated[one] = None
-                one.request.note_cached(one.cache.length)
-            self._fill([one for one in now if _cache(one).length < one.size - 1])
-            for one in now:
-                memory.keep(_cache(one), one.request.prefix_key, self._pieces(one))
+            for branch in now:
+                branch.cache = self._opened(branch)
+                self._seated[branch] = None
+                branch.request.note_cached(branch.cache.length)
+            self._fill([branch for branch in now if branch.cache.length < branch.size - 1])
+            for branch in now:
+                memory.retain(branch.cache, branch.request.prefix_key, branch.request.block_keys(memory))
             prompts = later
 
     def _opened(self, branch: Branch) -> SequenceCache:
         """A cache with what is known of the prompt."""
-        request = branch.request
+        request, memory = branch.request, self._prefixes
         cache = self._runner.open(len(request.prompt_ids), request.inputs)
-        return (
-            cache if self._prefixes is None else self._prefixes.adopt(request.prefix_key, self._pieces(branch), cache)
-        )
-
-    def _pieces(self, branch: Branch) -> list[bytes]:
-        """The full blocks of its prompt, whose last token is always computed."""
-        return [] if self._prefixes is None else self._prefixes.pieces(branch.request.prompt_ids[:-1])
+        if memory is not None:
+            memory.adopt(request.prefix_key, request.block_keys(memory), cache)
+        return cache
 
     def _forked(self, branch: Branch) -> SequenceCache:
-        for one in branch.ancestors():
-            if one.cache is not None:
-                cache = self._runner.fork(one.cache)
+        for ancestor in branch.ancestors():
+            if ancestor.has_cache:
+                cache = self._runner.fork(ancestor.cache)
                 if cache.length >= branch.size:
                     self._runner.truncate(cache, branch.size - 1)
                 return cache
@@ -189,32 +189,23 @@ class Forest:
         Raises:
             PromptError: there is a mixture among it.
         """
-        for one in branches:
-            gone = one.size - 1 - _cache(one).length
-            if any(above.mixture is not None for above in islice(one.ancestors(), 1, gone + 1)):
+        for branch in branches:
+            gone = branch.size - 1 - branch.cache.length
+            if any(above.mixture is not None for above in islice(branch.ancestors(), 1, gone + 1)):
                 raise PromptError("the keys and values of a mixture were given up; ask for its branch in every step")
-        going = {one: one.text()[_cache(one).length : -1] for one in branches}
-        while going:
-            left, caches, chunks = self._chunk, [], []
-            for one, tokens in list(going.items()):
-                if left <= 0:
-                    break
-                caches.append(_cache(one))
-                chunks.append(tokens[:left])
-                going[one], left = tokens[left:], left - len(tokens)
-                if not going[one]:
-                    del going[one]
-            self._runner.extend(caches, chunks)
+        caches = [branch.cache for branch in branches]
+        missing = [branch.text()[cache.length : -1] for branch, cache in zip(branches, caches, strict=True)]
+        fill_caches(self._runner, caches, missing, self._chunk)
 
     def _make_room(self, branches: Sequence[Branch]) -> None:
         if self._memory is None:
             return
         wanted = set(branches)
-        needed = sum(self._memory.need(_cache(one), 1) for one in branches)
-        for one in [one for one in self._seated if one not in wanted]:
+        needed = sum(self._memory.need(branch.cache, 1) for branch in branches)
+        for branch in [branch for branch in self._seated if branch not in wanted]:
             if needed <= self._memory.left():
                 return
-            self._free([one])
+            self._free([branch])
         if needed > self._memory.left():
             raise PromptError(
                 f"{len(branches)} branches need more memory for keys and values than there is; let fewer go on at once,"
@@ -222,15 +213,9 @@ class Forest:
             )
 
     def _free(self, branches: Iterable[Branch]) -> None:
-        for one in branches:
-            cache, one.cache = _cache(one), None
-            self._seated.pop(one, None)
-            self._runner.release(cache)
-
-
-def _cache(branch: Branch) -> SequenceCache:
-    assert branch.cache is not None
-    return branch.cache
+        for branch in branches:
+            self._seated.pop(branch, None)
+            self._runner.release(branch.give_up_cache())
 
 
 def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> tuple[torch.Tensor, Errors]:
@@ -243,13 +228,13 @@ def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> tuple[torch.Tens
         at a `DeadEndError`, NaN where the model or a rule failed.
     """
     weights = logits
-    if not all(one.origin.rules.trivial for one in branches):
-        weights = torch.cat([_weights(one, logits[i : i + 1]) for i, one in enumerate(branches)])
+    if not all(branch.origin.rules.trivial for branch in branches):
+        weights = torch.cat([_weights(branch, logits[i : i + 1]) for i, branch in enumerate(branches)])
     logprobs, largest, errors = weights.log_softmax(-1), weights.amax(-1).tolist(), dict[Branch, NumericsError]()
-    for i, (one, top) in enumerate(zip(branches, largest, strict=True)):
+    for i, (branch, top) in enumerate(zip(branches, largest, strict=True)):
         if not isfinite(top):
-            why = one.rules.blame(logits[i : i + 1]) or str(bad_row(top, 0))
-            errors[one] = DeadEndError(why) if top == -inf else NumericsError(why)
+            why = branch.rules.blame(logits[i : i + 1]) or str(bad_row(top, 0))
+            errors[branch] = DeadEndError(why) if top == -inf else NumericsError(why)
             logprobs[i] = top if top == -inf else nan
     return logprobs, errors
 

@@ -40,24 +40,24 @@ class SearchConfig:
     budget: SearchBudget = field(default_factory=SearchBudget)
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any] | str) -> SearchConfig:
+    def parse(cls, search: Mapping[str, Any] | str) -> SearchConfig:
         """From a dict, its JSON, or the name of a method.
 
         Raises:
             ConfigError: no such method, no such option, or a value outside its range.
         """
-        if not isinstance(given, str):
-            read: Any = given
+        if not isinstance(search, str):
+            read: Any = search
         else:
-            read = json_value("search", given) if given.lstrip().startswith("{") else {"method": given}
+            read = json_value("search", search) if search.lstrip().startswith("{") else {"method": search}
         rule = 'be the name of a method, or a dict as {"method": "beam", "beam_width": 4}'
-        need(isinstance(read, Mapping) and isinstance(read.get("method"), str), "search", rule, given)
+        need(isinstance(read, Mapping) and isinstance(read.get("method"), str), "search", rule, search)
         options = {key: value for key, value in read.items() if key not in ("method", *BUDGET)}
         if "num_beams" in options:
             options["beam_width"] = options.pop("num_beams")
-        found = cls(read["method"], options, _budget(read))
-        found.open()
-        return found
+        parsed = cls(read["method"], options, _budget(read))
+        parsed.open()
+        return parsed
 
     def open(self) -> Search:
         """A search of one prompt.
@@ -65,11 +65,11 @@ class SearchConfig:
         Raises:
             ConfigError: as `parse`.
         """
-        made = self._class()
-        known = list(inspect.signature(made).parameters)
+        search_class = self._class()
+        known = list(inspect.signature(search_class).parameters)
         reject_unknown(f"option of search method {self.method!r}", self.options, [*known, *BUDGET], meant=MEANT)
         try:
-            return made(**self.options)
+            return search_class(**self.options)
         except TypeError as error:
             raise ConfigError(f"search method {self.method!r}: {error}") from None
 
@@ -87,16 +87,16 @@ class SearchConfig:
         method.check(params)
 
     def _class(self) -> type[Search]:
-        found = registry.load("searches", self.method)
-        registry.check_derives("searches", self.method, found, Search)
-        return found  # type: ignore[no-any-return]
+        search_class = registry.load("searches", self.method)
+        registry.check_derives("searches", self.method, search_class, Search)
+        return search_class  # type: ignore[no-any-return]
 
 
 BUDGET: Final = ("budget_tokens", "budget_seconds")
 
 
-def _budget(given: Mapping[str, Any]) -> SearchBudget:
-    tokens, seconds = (given.get(name) for name in BUDGET)
+def _budget(options: Mapping[str, Any]) -> SearchBudget:
+    tokens, seconds = (options.get(name) for name in BUDGET)
     if tokens is not None:
         integer("budget_tokens", tokens, 1)
     if seconds is not None:

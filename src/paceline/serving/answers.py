@@ -1,4 +1,4 @@
-"""Outputs of the engine as answers of OpenAI's API."""
+"""Outputs of the engine become answers of OpenAI's API: whole, or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.engine import CompletionOutput, RequestOutput, StreamChunk
 from paceline.llm import LLM
 from paceline.sampling import Logprob
 from paceline.serving.chat import Reader
-from paceline.serving.jobs import Job, JobFactory
+from paceline.serving.jobs import JobFactory, PromptJob
 from paceline.serving.protocol import ChatRequest, CompletionRequest
 from paceline.serving.token_texts import PREFIX, Offsets, offsets_in, token_bytes_of, written
 
@@ -21,63 +21,73 @@ Json = dict[str, Any]
 
 
 def usage_of(outputs: Sequence[RequestOutput], *, hidden: bool = False) -> Json:
-    """Token counts of a request, drafts included."""
-    prompt = sum(len(one.prompt_token_ids) for one in outputs)
-    thoughts = sum(len(each.reasoning_token_ids) for one in outputs for each in one.outputs)
-    made = 0 if hidden else thoughts + sum(len(each.token_ids) for one in outputs for each in one.outputs)
-    drafted, accepted, drafters = 0, 0, dict[str, list[int]]()
-    for one in outputs:
-        metrics = one.metrics
-        for name, share in metrics.drafters.items():
-            both = drafters.setdefault(name, [0, 0])
-            both[0] += share.num_draft_tokens
-            both[1] += share.num_accepted_tokens
-        drafted += metrics.num_draft_tokens
-        accepted += metrics.num_accepted_tokens
-    followed = drafters.get("prediction", [0, 0])
+    """Count the tokens of a request as OpenAI's `usage` has them, with the drafted and accepted ones of each drafter
+    beside.
+
+    Args:
+        outputs: of the request's prompts.
+        hidden: what was decoded is not shown, and does not count.
+    """
+    completions = [completion for output in outputs for completion in output.outputs]
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    thoughts = sum(len(completion.reasoning_token_ids) for completion in completions)
+    answer_tokens = 0 if hidden else thoughts + sum(len(completion.token_ids) for completion in completions)
+    speculative = _drafts_in(outputs)
+    predicted = speculative["drafters"].get("prediction", {"num_draft_tokens": 0, "num_accepted_tokens": 0})
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": made,
-        "total_tokens": prompt + made,
-        "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens or 0 for one in outputs)},
+        "completion_tokens": answer_tokens,
+        "total_tokens": prompt + answer_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs)},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": followed[1],
-            "rejected_prediction_tokens": followed[0] - followed[1],
+            "accepted_prediction_tokens": predicted["num_accepted_tokens"],
+            "rejected_prediction_tokens": predicted["num_draft_tokens"] - predicted["num_accepted_tokens"],
             "reasoning_tokens": thoughts,
         },
-        "speculative": {
-            "num_draft_tokens": drafted,
-            "num_accepted_tokens": accepted,
-            "drafters": {
-                name: {"num_draft_tokens": both[0], "num_accepted_tokens": both[1]} for name, both in drafters.items()
-            },
-        },
+        "speculative": speculative,
+    }
+
+
+def _drafts_in(outputs: Sequence[RequestOutput]) -> Json:
+    """Sum up the drafted and accepted tokens, of all drafters and of each."""
+    drafters: dict[str, dict[str, int]] = {}
+    for output in outputs:
+        for name, share in output.metrics.drafters.items():
+            counts = drafters.setdefault(name, {"num_draft_tokens": 0, "num_accepted_tokens": 0})
+            counts["num_draft_tokens"] += share.num_draft_tokens
+            counts["num_accepted_tokens"] += share.num_accepted_tokens
+    return {
+        "num_draft_tokens": sum(output.metrics.num_draft_tokens for output in outputs),
+        "num_accepted_tokens": sum(output.metrics.num_accepted_tokens for output in outputs),
+        "drafters": drafters,
     }
 
 
 def reason_of(reason: str | None) -> str | None:
-    """OpenAI's word for a finish reason."""
+    """Return OpenAI's word for a finish reason: what was aborted has stopped."""
     return "stop" if reason == "abort" else reason
 
 
 @dataclass(slots=True)
-class Answer:
-    """The frame of all answers and events of a request.
+class AnswerFrame:
+    """Holds what the answer and all events of a request have in common: id, kind, time and model.
 
     Args:
-        given: the client's own id, or None.
+        kind: the name of the object, as OpenAI has it.
+        client_id: the client's own id, or None.
     """
 
     kind: str
     model: str
-    given: str | None
+    client_id: str | None
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.id = f"{'chatcmpl' if self.kind.startswith('chat') else 'cmpl'}-{self.given or secrets.token_hex(16)}"
+        self.id = f"{'chatcmpl' if self.kind.startswith('chat') else 'cmpl'}-{self.client_id or secrets.token_hex(16)}"
 
     def frame(self, choices: list[Json], **more: Any) -> Json:
+        """Return an answer or an event with these choices, and whatever else it has."""
         return {
             "id": self.id,
             "object": self.kind,
@@ -89,19 +99,19 @@ class Answer:
 
 
 class CompletionAnswer:
-    """Events and the whole answer of a completions request."""
+    """Turns what the engine decodes into the events, or the whole answer, of a completions request."""
 
     nothing: Final[Json] = {"text": "", "logprobs": None, "finish_reason": None}
 
-    def __init__(self, request: CompletionRequest, jobs: Sequence[Job], model: str, llm: LLM) -> None:
+    def __init__(self, request: CompletionRequest, jobs: Sequence[PromptJob], model: str, llm: LLM) -> None:
         self.request, self.jobs, self._llm = request, jobs, llm
-        self.answer = Answer("text_completion", model, request.request_id)
+        self.answer = AnswerFrame("text_completion", model, request.request_id)
         self._bytes = token_bytes_of(llm.tokenizer)
         self._seen: dict[tuple[int, int], int] = {}
         self._offsets: dict[tuple[int, int], Offsets] = {}
 
     def event(self, number: int, chunk: StreamChunk) -> Json:
-        """What a chunk of job `number` adds."""
+        """Return the event that tells what a chunk adds to an output of job `number`."""
         which, job = (number, chunk.index), self.jobs[number]
         index = number * job.params.n + chunk.index
         start = self._seen.get(which, 0)
@@ -124,27 +134,29 @@ class CompletionAnswer:
             choice["token_ids"] = list(chunk.token_ids)
         return self.answer.frame([choice])
 
-    def text(self, one: CompletionOutput) -> str | None:
-        """What an output says."""
-        return one.text
+    def text(self, output: CompletionOutput) -> str | None:
+        """Return what an output says."""
+        return output.text
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
+        """Return the whole answer, with the choices of all prompts in their order."""
         choices = list[Json]()
         for job, output in zip(self.jobs, outputs, strict=True):
-            for one in output.outputs:
-                choices.append(self._choice(job, output, one, len(choices)))
+            for completion in output.outputs:
+                choices.append(self._choice(job, output, completion, len(choices)))
         return self.answer.frame(choices, usage=usage_of(outputs, hidden=self.jobs[0].hidden))
 
-    def _counted(self, job: Job, start: int = 0) -> Offsets:
+    def _counted(self, job: PromptJob, start: int = 0) -> Offsets:
         return Offsets(self._bytes, skip_special_tokens=job.params.skip_special_tokens, start=start)
 
-    def _choice(self, job: Job, output: RequestOutput, one: CompletionOutput, index: int) -> Json:
-        text = "" if job.hidden else one.text
-        ids = [] if job.hidden else one.token_ids
+    def _choice(self, job: PromptJob, output: RequestOutput, completion: CompletionOutput, index: int) -> Json:
+        """Return the choice of one output, with the prompt before it where that is echoed."""
+        text = "" if job.hidden else completion.text
+        ids = [] if job.hidden else completion.token_ids
         logprobs = None
-        if one.logprobs is not None:
+        if completion.logprobs is not None:
             offsets = self._counted(job, len(job.shown) if self.request.echo else 0).of(ids)
-            logprobs = _old_logprobs(ids, one.logprobs[: len(ids)], offsets, self._bytes)
+            logprobs = _old_logprobs(ids, completion.logprobs[: len(ids)], offsets, self._bytes)
             if self.request.echo:
                 prompt, entries = output.prompt_token_ids, output.prompt_logprobs or []
                 offsets = offsets_in(job.shown, prompt, self._bytes)
@@ -154,11 +166,11 @@ class CompletionAnswer:
             "index": index,
             "text": (job.shown if self.request.echo else "") + text,
             "logprobs": logprobs,
-            "finish_reason": "length" if job.hidden else reason_of(one.finish_reason),
-            "stop_reason": one.stop_reason,
+            "finish_reason": "length" if job.hidden else reason_of(completion.finish_reason),
+            "stop_reason": completion.stop_reason,
         }
-        if one.reasoning is not None:
-            choice["reasoning_content"] = one.reasoning
+        if completion.reasoning is not None:
+            choice["reasoning_content"] = completion.reasoning
         if self.request.prompt_logprobs is not None:
             choice["prompt_logprobs"] = output.to_dict().get("prompt_logprobs")
         if self.request.return_token_ids:
@@ -172,7 +184,7 @@ def _old_logprobs(
     offsets: Sequence[int],
     token_bytes: TokenBytes,
 ) -> Json:
-    """As completions have them: columns."""
+    """Write log probabilities as completions have them: columns, with one entry for each token."""
     return {
         "tokens": [written(token_bytes[token], PREFIX) for token in tokens],
         "token_logprobs": [
@@ -182,7 +194,10 @@ def _old_logprobs(
         "top_logprobs": [
             None
             if entry is None
-            else {written(token_bytes[key], PREFIX) or str(key): _finite(one.logprob) for key, one in entry.items()}
+            else {
+                written(token_bytes[key], PREFIX) or str(key): _finite(logprob.logprob)
+                for key, logprob in entry.items()
+            }
             for entry in entries
         ],
         "text_offset": list(offsets),
@@ -194,21 +209,21 @@ def _finite(value: float) -> float:
 
 
 class ChatAnswer:
-    """Events and the whole answer of a chat request."""
+    """Turns what the engine decodes into the events, or the whole answer, of a chat request."""
 
     nothing: Final[Json] = {"delta": {}, "logprobs": None, "finish_reason": None}
 
-    def __init__(self, request: ChatRequest, jobs: Sequence[Job], model: str, factory: JobFactory) -> None:
+    def __init__(self, request: ChatRequest, jobs: Sequence[PromptJob], model: str, factory: JobFactory) -> None:
         self.request, (self.job,) = request, jobs
         self.jobs, self._factory = jobs, factory
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
-        self.answer = Answer(kind, model, request.request_id)
+        self.answer = AnswerFrame(kind, model, request.request_id)
         self._most, self._bytes = request.top_logprobs or 0, factory.token_bytes
         self._readers: dict[int, Reader] = {}
         self._tokens: dict[int, int] = {}
 
     def event(self, number: int, chunk: StreamChunk) -> Json:
-        """What a chunk adds to one of the answers."""
+        """Return the event that tells what a chunk adds to one of the choices; a chat has a single job, number 0."""
         index, ended = chunk.index, chunk.finish_reason is not None
         delta: Json = {} if index in self._readers else {"role": "assistant", "content": ""}
         reader = self._readers.setdefault(index, self._reader())
@@ -241,14 +256,15 @@ class ChatAnswer:
     def _reason(self, reason: str | None, reader: Reader) -> str | None:
         return "tool_calls" if reader.whole and reason == "stop" else reason_of(reason)
 
-    def text(self, one: CompletionOutput) -> str | None:
-        """What an output says beside its thoughts; None where it calls functions."""
-        found = self._reader().feed(one.text, last=True)
-        return None if found.calls else found.content
+    def text(self, output: CompletionOutput) -> str | None:
+        """Return what an output says beside its thoughts; None where it calls functions."""
+        delta = self._reader().feed(output.text, last=True)
+        return None if delta.calls else delta.content
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
+        """Return the whole answer of the one job."""
         (output,) = outputs
-        choices = [self._choice(one) for one in output.outputs]
+        choices = [self._choice(completion) for completion in output.outputs]
         more: Json = {}
         if self.request.prompt_logprobs is not None:
             more["prompt_logprobs"] = output.to_dict().get("prompt_logprobs")
@@ -256,46 +272,51 @@ class ChatAnswer:
             more["prompt_token_ids"] = output.prompt_token_ids
         return self.answer.frame(choices, usage=usage_of(outputs), **more)
 
-    def _choice(self, one: CompletionOutput) -> Json:
+    def _choice(self, completion: CompletionOutput) -> Json:
+        """Return the choice of one output, read into thoughts, content and calls."""
         reader = self._reader()
-        found = reader.feed(one.text, last=True, cut=_is_cut(one.finish_reason, one.stop_reason))
-        message: Json = {"role": "assistant", "content": found.content or (None if found.calls else "")}
-        message |= {"refusal": None, "reasoning_content": (one.reasoning or "") + found.reasoning or None}
-        if found.calls:
+        delta = reader.feed(completion.text, last=True, cut=_is_cut(completion.finish_reason, completion.stop_reason))
+        message: Json = {"role": "assistant", "content": delta.content or (None if delta.calls else "")}
+        message |= {"refusal": None, "reasoning_content": (completion.reasoning or "") + delta.reasoning or None}
+        if delta.calls:
             message["tool_calls"] = [
-                {key: value for key, value in call.items() if key != "index"} for call in found.calls
+                {key: value for key, value in call.items() if key != "index"} for call in delta.calls
             ]
-        logprobs = None if one.logprobs is None else _new_logprobs(one.token_ids, one.logprobs, self._most, self._bytes)
+        logprobs = (
+            None
+            if completion.logprobs is None
+            else _new_logprobs(completion.token_ids, completion.logprobs, self._most, self._bytes)
+        )
         choice: Json = {
-            "index": one.index,
+            "index": completion.index,
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": self._reason(one.finish_reason, reader),
-            "stop_reason": one.stop_reason,
+            "finish_reason": self._reason(completion.finish_reason, reader),
+            "stop_reason": completion.stop_reason,
         }
         if self.request.return_token_ids:
-            choice["token_ids"] = one.token_ids
+            choice["token_ids"] = completion.token_ids
         return choice
 
 
 def _is_cut(reason: str | None, by: int | str | None) -> bool:
-    """Whether something ended the answer that is none of the model's own ends."""
+    """Tell whether something ended the answer that is none of the model's own ends."""
     return reason != "stop" or by is not None
 
 
 def _new_logprobs(
     tokens: Sequence[int], entries: Sequence[dict[int, Logprob]], most: int, token_bytes: TokenBytes
 ) -> Json:
-    """As chats have them: a list of entries, each with the `most` likeliest tokens."""
+    """Write log probabilities as chats have them: a list of entries, each with the `most` likeliest tokens."""
 
-    def one(token: int, found: Logprob) -> Json:
+    def told_token(token: int, logprob: Logprob) -> Json:
         data = token_bytes[token]
-        return {"token": written(data), "logprob": _finite(found.logprob), "bytes": list(data)}
+        return {"token": written(data), "logprob": _finite(logprob.logprob), "bytes": list(data)}
 
     return {
         "content": [
-            one(token, entry[token])
-            | {"top_logprobs": [one(key, other) for key, other in entry.items() if other.rank <= most]}
+            told_token(token, entry[token])
+            | {"top_logprobs": [told_token(key, other) for key, other in entry.items() if other.rank <= most]}
             for token, entry in zip(tokens, entries, strict=True)
         ],
         "refusal": None,

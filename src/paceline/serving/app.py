@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -14,37 +14,38 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from paceline.async_llm import AsyncLLM
 from paceline.config import ServerConfig
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.serving.answers import ChatAnswer, CompletionAnswer
+from paceline.serving.api_errors import ApiError, ErrorAnswer, internal_error
 from paceline.serving.bodies import READERS, BodyRoute
 from paceline.serving.chat import constrained_by
 from paceline.serving.entrance import Entrance, guarded
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
-from paceline.serving.jobs import Job, JobFactory, named
+from paceline.serving.jobs import JobFactory, PromptJob
 from paceline.serving.limits import HEALTH, LIVE, Slots, read_keys, read_text
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
 from paceline.serving.page import LivePage
 from paceline.serving.places import Places
 from paceline.serving.protocol import (
-    ApiError,
     ChatRequest,
     CompletionRequest,
     DecodingRequest,
     DetokenizeRequest,
-    ErrorAnswer,
     TokenizeRequest,
     invalid_field,
 )
-from paceline.serving.request_log import Facts
+from paceline.serving.request_errors import named
+from paceline.serving.request_log import LogFields
 from paceline.serving.response_store import ResponseStore
 from paceline.serving.responses import ResponseRoutes
-from paceline.serving.runs import Run, json_response, large_response
+from paceline.serving.runs import RequestRun, json_response, large_response
 from paceline.serving.translation import Outgoing
 from paceline.utils import shortened
 from paceline.version import __version__
@@ -57,16 +58,16 @@ KEEP_ALIVE: Final = 15.0
 Json = dict[str, Any]
 Reply = CompletionAnswer | ChatAnswer
 ERRORS: Final[dict[int | str, Json]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
-"""What routes answer beside their own, for the OpenAPI document."""
+"""Routes answer this beside their own, as the OpenAPI document says."""
 
 MOST_LOGGED: Final = 4096
-"""Characters of a prompt, with `log_requests`."""
+"""So many characters of a prompt are logged, with `log_requests`."""
 
-Made = tuple[list[Job], Reply]
+JobsAndReply = tuple[list[PromptJob], Reply]
 
 
 class Service:
-    """What the routes share.
+    """Holds what the routes share: the model, the jobs, the limits, the counters and the stored responses.
 
     Args:
         model: decodes.
@@ -89,7 +90,7 @@ class Service:
 
     @property
     def waiting(self) -> int:
-        """Requests that have not begun, those included that are being read and rendered."""
+        """Counts the requests that have not begun, those included that are being read and rendered."""
         gauges = self.model.llm.backend.gauges()
         return max(gauges.waiting, self.slots.running.total() - gauges.max_running)
 
@@ -97,8 +98,8 @@ class Service:
         self,
         http: Request,
         request: DecodingRequest,
-        make: Callable[[], Awaitable[Made]],
-        translated: Callable[[Run], Outgoing] | None = None,
+        make: Callable[[], Awaitable[JobsAndReply]],
+        translated: Callable[[RequestRun], Outgoing] | None = None,
     ) -> Response:
         """Decode a request and answer it, in another API's words where `translated` says them."""
         self.check_model(request.model)
@@ -119,7 +120,7 @@ class Service:
                 )
             except PacelineError as error:
                 raise named(error, request) from None
-            run = Run(
+            run = RequestRun(
                 streams, request, reply, metrics=self.metrics, grammars=self.grammars, facts=http.scope["facts"],
                 max_seconds=self.config.request_timeout,
             )  # fmt: skip
@@ -129,14 +130,14 @@ class Service:
             return EventStream(outgoing.events(), slot.pop_all())
 
 
-def _log_prompts(owner: str, jobs: Sequence[Job], llm: LLM) -> None:
+def _log_prompts(owner: str, jobs: Sequence[PromptJob], llm: LLM) -> None:
     for job in jobs:
         text = job.shown or llm.tokenizer.decode(job.prompt.tokens[:MOST_LOGGED], False)
-        logger.info("%s", Facts(owner=owner[:12], prompt=text[:MOST_LOGGED]))
+        logger.info("%s", LogFields(owner=owner[:12], prompt=text[:MOST_LOGGED]))
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events, and a comment after `KEEP_ALIVE` seconds without one.
+    """Sends events as they come, and a comment after `KEEP_ALIVE` seconds without one.
 
     Args:
         slot: closed at the end, also where the client has gone before the first event.
@@ -146,10 +147,10 @@ class EventStream(StreamingResponse):
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self._events, self._slot = events, slot
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent = False  # since the last look; a timer for each event would cost more than the event
 
-        async def told(message: MutableMapping[str, Any]) -> None:
+        async def told(message: Message) -> None:
             nonlocal sent
             sent = True
             if not message.get("more_body", True):
@@ -187,7 +188,7 @@ def check_files(config: ServerConfig) -> None:
 
 
 def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
-    """The server as an ASGI application.
+    """Build the server as an ASGI application.
 
     Args:
         model: loaded; it is not closed here.
@@ -224,35 +225,32 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
-    async def told(http: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
+    """Answer every error in the form that the clients of its route read."""
+
+    @app.exception_handler(ApiError)
+    async def told(http: Request, error: ApiError) -> Response:
         service.metrics.refused(error.status)
         notes = NOTES.get()
         error = error if notes is None else error.renamed(notes.names)
         return json_response(error.body(http.url.path), error.status, error.headers)
 
-    async def invalid(http: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
+    @app.exception_handler(RequestValidationError)
+    async def invalid(http: Request, error: RequestValidationError) -> Response:
         return await told(http, invalid_field(error.errors(), error.body))
 
-    async def unknown(http: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+    @app.exception_handler(HTTPException)
+    async def unknown(http: Request, error: HTTPException) -> Response:
         return await told(
             http, ApiError(str(error.detail), status=error.status_code, headers=dict(error.headers or {}))
         )
 
+    @app.exception_handler(Exception)
     async def failed(http: Request, _: Exception) -> Response:
-        headers = {"Connection": "close"}  # which is what becomes of it
-        return await told(http, ApiError("internal error", status=500, headers=headers))
-
-    app.add_exception_handler(ApiError, told)
-    app.add_exception_handler(Exception, failed)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, unknown)
+        return await told(http, internal_error())
 
 
 class Routes:
-    """Handlers of the routes, by what they answer."""
+    """Handles the routes of OpenAI's chats, completions and models, and those that tell how the server is."""
 
     def __init__(self, service: Service) -> None:
         self._service, self._llm = service, service.model.llm
@@ -260,7 +258,7 @@ class Routes:
         self._context, self._vocab_size = info.max_context, info.vocab_size
 
     def add(self, app: FastAPI) -> None:
-        """Bind them to their paths."""
+        """Bind the handlers to their paths."""
         posts: dict[str, Callable[..., Any]] = {
             "/v1/chat/completions": self.chat,
             "/v1/completions": self.completions,
@@ -285,16 +283,16 @@ class Routes:
         return await self.conversation(request, http)
 
     async def conversation(
-        self, request: ChatRequest, http: Request, translated: Callable[[Run], Outgoing] | None = None
+        self, request: ChatRequest, http: Request, translated: Callable[[RequestRun], Outgoing] | None = None
     ) -> Response:
-        async def make() -> Made:
+        async def make() -> JobsAndReply:
             jobs = await self._service.jobs.chat(request, http.scope["owner"])
             return jobs, ChatAnswer(request, jobs, self._service.names[0], self._service.jobs)
 
         return await self._service.answer(http, request, make, translated)
 
     async def completions(self, request: CompletionRequest, http: Request) -> Response:
-        async def make() -> Made:
+        async def make() -> JobsAndReply:
             async with self._service.jobs.turn(request.prompt):
                 jobs = await asyncio.to_thread(self._service.jobs.completion, request, http.scope["owner"])
             return jobs, CompletionAnswer(request, jobs, self._service.names[0], self._llm)
@@ -314,6 +312,7 @@ class Routes:
         return card | {"max_model_len": self._context}
 
     async def tokenize(self, request: TokenizeRequest, http: Request) -> Response:
+        """Answer with the tokens of a prompt, or of a conversation as the template renders it."""
         self._service.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise ApiError("give one of prompt and messages", param="prompt")
@@ -329,14 +328,14 @@ class Routes:
                         tokens = await asyncio.to_thread(
                             tokenizer.encode, request.prompt, special, most=jobs.most_tokens
                         )
-                found: Json = {"count": len(tokens), "max_model_len": self._context, "tokens": tokens}
+                answer: Json = {"count": len(tokens), "max_model_len": self._context, "tokens": tokens}
                 if request.return_token_strs:
                     async with jobs.turn(""):
                         texts = await asyncio.to_thread(lambda: [tokenizer.token_text(token) for token in tokens])
-                    found["token_strs"] = texts
+                    answer["token_strs"] = texts
         except PacelineError as error:
-            raise ApiError(str(error)) from None
-        return await large_response(found)
+            raise named(error, request) from None
+        return await large_response(answer)
 
     async def detokenize(self, request: DetokenizeRequest, http: Request) -> Response:
         self._service.check_model(request.model)
@@ -348,11 +347,12 @@ class Routes:
         return await large_response({"prompt": text})
 
     async def health(self) -> Response:
+        """Answer 200 as long as requests are answered, and tell what has failed."""
         closed, faults = self._llm.closed, self._service.model.faults
-        found: Json = {"status": "closed" if closed else "ready", "faults": faults}
-        found["response_store_failures"] = self._service.metrics.store_failures
-        found["response_store_error"] = self._service.store.fault or None
-        return json_response(found, 503 if closed else 200)
+        answer: Json = {"status": "closed" if closed else "ready", "faults": faults}
+        answer["response_store_failures"] = self._service.metrics.store_failures
+        answer["response_store_error"] = self._service.store.fault or None
+        return json_response(answer, 503 if closed else 200)
 
     async def live(self) -> Response:
         closed = self._llm.closed

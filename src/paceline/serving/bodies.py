@@ -16,24 +16,24 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
+from paceline.serving.api_errors import ApiError
 from paceline.serving.json_bodies import PIECE, read_json
 from paceline.serving.places import OWNER, Places
-from paceline.serving.protocol import ApiError
 
 LARGE: Final = 2**16
 """Bytes of a body from which on it is read beside the event loop; less holds few things."""
 
 MAX_ITEMS: Final = 2**18
-"""Items of all lists, and fields of all objects."""
+"""A body may hold so many items of all lists, and fields of all objects."""
 
 MAX_FIELDS: Final = 2**16 + 2**10
-"""Fields of all objects, each of which takes longer."""
+"""A body may hold so many fields of all objects, each of which takes longer."""
 
 MAX_NESTED: Final = 2**14
-"""Lists and objects."""
+"""A body may hold so many lists and objects."""
 
 READERS: Final = 2
-"""Large bodies that are read at once."""
+"""So many large bodies are read at once."""
 
 QUOTE, SLASH, COMMA, COLON, OPENS = ord('"'), ord("\\"), ord(","), ord(":"), (ord("["), ord("{"))
 
@@ -41,7 +41,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class BodyRoute(APIRoute):
-    """A route whose body is read by `read_body` before anything else looks at it."""
+    """A route that reads its body by `read_body` before anything else looks at it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -56,7 +56,7 @@ class BodyRoute(APIRoute):
 
 
 class _Read(Request):
-    """A request whose JSON is known."""
+    """A request whose JSON has been read already."""
 
     def __init__(self, http: Request, value: Any) -> None:
         super().__init__(http.scope, http.receive)
@@ -67,7 +67,7 @@ class _Read(Request):
 
 
 async def read_body(http: Request, readers: Places) -> Any:
-    """The JSON of a request.
+    """Read the JSON of a request, beside the event loop where it is large.
 
     Args:
         readers: places for those that read a large one.
@@ -92,18 +92,18 @@ def check_items(body: bytes) -> None:
         ApiError: it does.
     """
     items, fields, nested = count_items(body)
-    for what, found, most in (
+    for what, count, most in (
         ("lists and objects", nested, MAX_NESTED),
         ("fields of objects", fields, MAX_FIELDS),
         ("items and fields", items, MAX_ITEMS),
     ):
-        if found > most:
-            raise ApiError(f"the body must hold at most {most} {what} in all, got {found}", code="too_many_items")
+        if count > most:
+            raise ApiError(f"the body must hold at most {most} {what} in all, got {count}", code="too_many_items")
 
 
 def count_items(body: bytes) -> tuple[int, int, int]:
-    """At most how many items of lists and fields of objects there are in a text of JSON, how many of them are fields,
-    and how many lists and objects there are.
+    """Count at most how many items of lists and fields of objects there are in a text of JSON, how many of them are
+    fields, and how many lists and objects there are.
     """
     commas, fields, nested, inside, escape = 0, 0, 0, 0, False
     for start in range(0, len(body), PIECE):
@@ -115,12 +115,14 @@ def count_items(body: bytes) -> tuple[int, int, int]:
         inside, outside = int(texts[-1]), texts == 0
         commas += int(np.count_nonzero((piece == COMMA) & outside))
         fields += int(np.count_nonzero((piece == COLON) & outside))
-        nested += sum(int(np.count_nonzero((piece == one) & outside)) for one in OPENS)
+        nested += sum(int(np.count_nonzero((piece == bracket) & outside)) for bracket in OPENS)
     return commas + nested, fields, nested
 
 
 def _escaped(piece: Bytes) -> tuple[np.ndarray[Any, np.dtype[np.intp]], bool]:
-    """Places behind a backslash that is not behind one itself, and whether the next piece begins with one."""
+    """Find the places behind a backslash that is not behind one itself, and tell whether the next piece begins with
+    one.
+    """
     slashes = np.flatnonzero(piece == SLASH)
     if not len(slashes):
         return slashes, False

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from paceline.config import ServerConfig
+from paceline.serving.api_errors import MESSAGES, ApiError
 from paceline.serving.limits import HEALTH, LIVE, Guard, Keys, Origins, read_keys, refuse, reply
-from paceline.serving.protocol import MESSAGES, ApiError
-from paceline.serving.request_log import CLOSED, Facts
+from paceline.serving.request_log import CLOSED, LogFields
 
 logger = logging.getLogger("paceline.serving")
 
@@ -34,16 +36,16 @@ FACTS: Final = "paceline.facts"
 """A message beside those of ASGI: what a replica knows of a request, for the log."""
 
 MOST_ERROR: Final = 16 * 1024
-"""Bytes of an error's body that are looked at for the log."""
+"""So many bytes of an error's body are looked at for the log."""
 
 CUT_SECONDS: Final = 1.0
-"""In which requests that are cut off must have told their clients."""
+"""Requests that are cut off have so many seconds to tell their clients."""
 
 Json = dict[str, Any]
 
 
-def guarded(app: Any, config: ServerConfig, refused: Callable[[int], None]) -> Entrance:
-    """What is before an application: who may use it, from which pages, and the log.
+def guarded(app: ASGIApp, config: ServerConfig, refused: Callable[[int], None]) -> Entrance:
+    """Put before an application what decides who may use it, and from which pages, and writes the log.
 
     Args:
         refused: told the status of what is not let in.
@@ -55,7 +57,7 @@ def guarded(app: Any, config: ServerConfig, refused: Callable[[int], None]) -> E
 
 
 class Entrance:
-    """ASGI: an id for each request, and one line in the log when it has ended, without any text of it.
+    """ASGI: gives each request an id, and writes one line to the log when it has ended, without any text of it.
 
     Args:
         refused: told the status of what is not let in.
@@ -64,12 +66,12 @@ class Entrance:
         draining: new requests are answered 503.
     """
 
-    def __init__(self, app: Any, refused: Callable[[int], None], *, texts: bool = False) -> None:
+    def __init__(self, app: ASGIApp, refused: Callable[[int], None], *, texts: bool = False) -> None:
         self._app, self._refused, self._texts = app, refused, texts
         self._running: dict[_Exchange, asyncio.Task[Any]] = {}
         self.draining = False
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -127,7 +129,7 @@ class Entrance:
 
 
 class _Exchange:
-    """A request, and what was answered to it so far.
+    """Follows one request, and keeps of its answer what the log tells.
 
     One that the process before replicas passes on (`relayed`) was let in by that already, which writes the line.
 
@@ -135,17 +137,17 @@ class _Exchange:
         why: it is cut off; None where it is not.
     """
 
-    def __init__(self, scope: Json, send: Any, *, texts: bool) -> None:
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        self._name = given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else f"req-{time.time_ns():x}"
-        self._facts = scope["facts"] = Facts(texts=texts)
+    def __init__(self, scope: Scope, send: Send, *, texts: bool) -> None:
+        client_id = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        self._name = client_id if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", client_id) else f"req-{time.time_ns():x}"
+        self._facts = scope["facts"] = LogFields(texts=texts)
         self._scope, self._send, self.path = scope, send, scope["path"]
         self._relayed = scope.get("relayed", False)
         self._status, self._kind, self._error, self._ended = CLOSED, b"", b"", False
         self.why: ApiError | None = None
 
-    async def send(self, message: Json) -> None:
-        """Pass a message on."""
+    async def send(self, message: Message) -> None:
+        """Pass a message on, and keep what the log tells of it."""
         if message["type"] == "http.response.start":
             self._status, self._kind = message["status"], dict(message["headers"]).get(b"content-type", b"")
             if not self._relayed:
@@ -178,7 +180,7 @@ class _Exchange:
         if self._relayed:
             return
         owner = self._scope.get("owner", "")
-        line = Facts(
+        line = LogFields(
             request_id=self._name,
             **({"owner": owner[:12]} if owner else {}),
             method=self._scope["method"],
@@ -193,7 +195,7 @@ class _Exchange:
 
 
 def error_event(error: ApiError, path: str) -> bytes:
-    """The end of a stream of server-sent events that failed, as clients of that route read it."""
+    """Return the end of a stream of server-sent events that failed, as clients of that route read it."""
     body = error.body(path)
     if path.startswith(MESSAGES):
         return b"event: error\n" + _event(body)
@@ -208,7 +210,7 @@ def _event(body: Json) -> bytes:
 
 
 class NotReady:
-    """ASGI: what is answered until there is a model to answer: 503, and why.
+    """ASGI: answers 503, and why, until there is a model to answer.
 
     Attributes:
         doing: what is waited for.
@@ -217,7 +219,7 @@ class NotReady:
     def __init__(self) -> None:
         self.doing = "loading the model"
 
-    async def __call__(self, scope: Json, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path == LIVE:
             await reply(send, 200, {"status": "live"})

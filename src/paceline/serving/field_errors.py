@@ -54,18 +54,18 @@ ITEMS: Final[Mapping[str, str]] = {
 """What lists hold, where there is a better word than items."""
 
 MOST_LETTERS: Final = 100
-"""Of a field's name in a message."""
+"""So many letters of a field's name are told in a message."""
 
 
 def explained(errors: Sequence[Any], body: Any) -> tuple[str, str | None, str | None]:
-    """The message, the field and the code of the error that tells most.
+    """Return the message, the field and the code of the error that tells most.
 
     Args:
         errors: of pydantic, with places that begin with "body".
         body: that was checked; names of alternatives in those places are told from fields by it.
     """
-    path, found = _telling([(path_of(one, body), one) for one in errors])
-    first = found[0]
+    path, here = _telling([(path_of(error, body), error) for error in errors])
+    first = here[0]
     param = ".".join(map(str, path)) or None
     at = "the body" if param is None else param if len(param) <= MOST_LETTERS else f"{param[:MOST_LETTERS]}..."
     why = INSIDE.get(".".join(part for part in path if isinstance(part, str) and not part.isdecimal()))
@@ -73,7 +73,7 @@ def explained(errors: Sequence[Any], body: Any) -> tuple[str, str | None, str | 
     if first["type"] in UNSUPPORTED or first.get("ctx") == {"expected": "False"}:
         return f"{at} is not supported{because}; leave it out", param, "unsupported_field"
     if first["type"] in KINDS:
-        kinds = dict.fromkeys(KINDS[one["type"]] or _listed(one["ctx"]["expected"]) for one in found)
+        kinds = dict.fromkeys(KINDS[error["type"]] or _listed(error["ctx"]["expected"]) for error in here)
         return f"{at} must be {' or '.join(kinds)}, got {_got(first)}{because}", param, None
     context = first.get("ctx", {})
     if first["type"] in ("too_short", "string_too_short") and context["min_length"] == 1:
@@ -87,7 +87,7 @@ def explained(errors: Sequence[Any], body: Any) -> tuple[str, str | None, str | 
 
 
 def path_of(error: Any, body: Any) -> Path:
-    """The way of an error through a body, without the names of a union's alternatives."""
+    """Return the way of an error through a body, without the names of a union's alternatives."""
     at, path = body, list[str | int]()
     parts = error["loc"][1:]
     for number, part in enumerate(parts):
@@ -99,28 +99,29 @@ def path_of(error: Any, body: Any) -> Path:
     return tuple(path)
 
 
-def _telling(found: Sequence[tuple[Path, Any]]) -> tuple[Path, list[Any]]:
-    """A place and the errors there. An alternative that a value was not meant to be is of no interest where another one
-    got further.
+def _telling(placed: Sequence[tuple[Path, Any]]) -> tuple[Path, list[Any]]:
+    """Return a place and the errors there. An alternative that a value was not meant to be is of no interest where
+    another one got further.
     """
 
     def further(path: Path) -> bool:
         return any(
-            other[: len(path)] == path and (len(other) > len(path) or one["type"] not in KINDS) for other, one in found
+            other[: len(path)] == path and (len(other) > len(path) or error["type"] not in KINDS)
+            for other, error in placed
         )
 
-    kept = [(path, one) for path, one in found if one["type"] not in KINDS or not further(path)]
+    kept = [(path, error) for path, error in placed if error["type"] not in KINDS or not further(path)]
     first = kept[0][0]
-    return first, [one for path, one in kept if path == first]
+    return first, [error for path, error in kept if path == first]
 
 
 def _listed(expected: str) -> str:
-    """Values, as pydantic lists them: those that are no texts as JSON has them."""
+    """Write values that pydantic lists as JSON has them."""
     return re.sub(r"\b(True|False|None)\b", lambda match: {"None": "null"}.get(match[1], match[1].lower()), expected)
 
 
 def _got(error: Any) -> str:
-    """What came, in few letters; of texts only those that should have been one of a few."""
+    """Describe what came, in few letters; texts are repeated only where they should have been one of a few."""
     value = error["input"]
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST: Final = 64
-"""Ignored fields that are named, and letters of each."""
+"""So many ignored fields are named, with so many letters of each."""
 
 
 @dataclass(slots=True)
 class Notes:
-    """Of one request.
+    """Holds what becomes of the fields of one request.
 
     Attributes:
         lenient: fields that cannot be honoured are ignored.
@@ -26,14 +28,14 @@ class Notes:
     names: dict[str, str] = field(default_factory=dict)
 
     def ignore(self, name: str) -> None:
-        """Note it, in letters that a header may have."""
+        """Note a field as ignored, in letters that a header may have."""
         told = re.sub(r"[^A-Za-z0-9._-]", "_", name[:MOST])
         if told not in self.ignored and len(self.ignored) < MOST:
             self.ignored.append(told)
 
 
 NOTES: Final[ContextVar[Notes | None]] = ContextVar("NOTES", default=None)
-"""Of the request that is read."""
+"""The notes of the request that is read."""
 
 
 class FieldNotes:
@@ -43,13 +45,13 @@ class FieldNotes:
         lenient: fields that cannot be honoured are ignored.
     """
 
-    def __init__(self, app: Any, *, lenient: bool) -> None:
+    def __init__(self, app: ASGIApp, *, lenient: bool) -> None:
         self._app, self._lenient = app, lenient
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         notes = Notes(self._lenient)
 
-        async def told(message: dict[str, Any]) -> None:
+        async def told(message: Message) -> None:
             if message["type"] == "http.response.start" and notes.ignored:
                 header = (b"x-ignored-fields", ", ".join(notes.ignored).encode())
                 message["headers"] = [*message["headers"], header]

@@ -24,12 +24,12 @@ DRAWN: Final = (CHAT, COMPLETIONS)
 ALL: Final = (*OPENAI, MESSAGES)
 
 MOST_LETTERS: Final = 64
-"""Of a field's name that nobody knows, in messages."""
+"""So many letters of a field's name that nobody knows are told in messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Values that ask for nothing, where they are not a few.
+    """Says which values ask for nothing, where they are not a few.
 
     Attributes:
         words: which they are.
@@ -45,7 +45,7 @@ Neutral = tuple[Any, ...] | Rule
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Fields that are alike.
+    """Describes fields that are alike, and why other values of them cannot be honoured.
 
     Attributes:
         apis: whose requests may hold them.
@@ -63,12 +63,14 @@ class Group:
 
 
 def _no_penalty(value: Any, body: Json) -> bool:
-    given = [body.get(name) for name in ("presence_penalty", "frequency_penalty")]
-    return same(value, -1) or (all(not one for one in given) and body.get("repetition_penalty") in (None, 1))
+    penalties = [body.get(name) for name in ("presence_penalty", "frequency_penalty")]
+    return same(value, -1) or (
+        all(not penalty for penalty in penalties) and body.get("repetition_penalty") in (None, 1)
+    )
 
 
 def _keeps_all(value: Any, _: Json) -> bool:
-    """Edits of the context that take nothing out of it."""
+    """Tell whether edits of the context take nothing out of it."""
     kept = [{"type": "clear_thinking_20251015", "keep": keep} for keep in ("all", {"type": "all"})]
     edits = value.get("edits") or [] if isinstance(value, dict) and value.keys() <= {"edits"} else None
     return isinstance(edits, list) and all(edit in kept for edit in edits)
@@ -269,7 +271,7 @@ TABLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class OtherName:
-    """A name that others have for a field.
+    """Says which field is meant by a name that others have for it.
 
     Attributes:
         to: its name here; with a dot, a key of that field.
@@ -331,7 +333,7 @@ INSIDE: Final[Mapping[str, str]] = {
 
 
 class FieldError(Exception):
-    """A field that cannot be honoured.
+    """Raised where a field cannot be honoured.
 
     Args:
         param: its name.
@@ -344,11 +346,11 @@ class FieldError(Exception):
 
 
 def _rows() -> dict[str, dict[str, tuple[Neutral, Group]]]:
-    found: dict[str, dict[str, tuple[Neutral, Group]]] = {api: {} for api in ALL}
+    rows: dict[str, dict[str, tuple[Neutral, Group]]] = {api: {} for api in ALL}
     for group in TABLE:
         for api in group.apis:
-            found[api] |= {name: (neutral, group) for name, neutral in group.fields.items()}
-    return found
+            rows[api] |= {name: (neutral, group) for name, neutral in group.fields.items()}
+    return rows
 
 
 ROWS: Final = _rows()
@@ -356,7 +358,7 @@ ROWS: Final = _rows()
 
 
 def settle(api: str, body: Json, known: Collection[str]) -> None:
-    """Leave in a body what a request is made of.
+    """Take out of a body what asks for nothing, so that what a request is made of is left.
 
     Args:
         api: whose it is; "" has nothing in the table.
@@ -379,7 +381,7 @@ def settle(api: str, body: Json, known: Collection[str]) -> None:
 
 
 def _neutral(value: Any, body: Json, neutral: Neutral) -> bool:
-    return neutral.holds(value, body) if isinstance(neutral, Rule) else any(same(value, one) for one in neutral)
+    return neutral.holds(value, body) if isinstance(neutral, Rule) else any(same(value, idle) for idle in neutral)
 
 
 def _refusal(name: str, row: tuple[Neutral, Group] | None, known: Collection[str]) -> str:
@@ -422,7 +424,7 @@ def _rename(api: str, body: Json, known: Collection[str], notes: Notes) -> None:
 
 
 def _rename_thoughts(body: Json) -> None:
-    """vLLM's name of them in messages; of both, ours counts."""
+    """Put thoughts in messages, which vLLM calls `reasoning`, under our name; of both, ours counts."""
     messages = body.get("messages")
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict) and "reasoning" in message:
@@ -431,7 +433,7 @@ def _rename_thoughts(body: Json) -> None:
 
 
 def _rename_format(api: str, body: Json, notes: Notes) -> None:
-    """`response_format` as llama-server and vLLM have it: an object with its schema, a structural tag."""
+    """Read `response_format` as llama-server and vLLM have it: an object with its schema, a structural tag."""
     form = body.get("response_format")
     if api not in DRAWN or not isinstance(form, dict):
         return
@@ -446,14 +448,16 @@ def _rename_format(api: str, body: Json, notes: Notes) -> None:
 
 
 def _words(neutral: Neutral) -> str:
-    """Values, as JSON has them; none is an empty text."""
+    """Write values as JSON has them; none is an empty text."""
     if isinstance(neutral, Rule):
         return neutral.words
-    return " or ".join(json.dumps(one) for one in neutral)
+    return " or ".join(json.dumps(value) for value in neutral)
 
 
 def field_table() -> Iterator[tuple[list[str], tuple[str, ...], str, str]]:
-    """What the documentation tells of fields that are alike: names, APIs, values that are taken, what others become."""
+    """Yield what the documentation tells of fields that are alike: names, APIs, values that are taken, what others
+    become.
+    """
     for group in TABLE:
         alike: dict[str, list[str]] = {}
         for name, neutral in group.fields.items():

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol
 
 from prometheus_client import Counter, Gauge, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from paceline.config import ServerConfig
+from paceline.serving.api_errors import ApiError, internal_error
 from paceline.serving.bodies import LARGE, check_items
 from paceline.serving.entrance import FACTS, RESPONSES, STREAM, Entrance, error_event, guarded
 from paceline.serving.limits import HEALTH, LIVE, OPEN, Slots, refuse, reply
 from paceline.serving.metrics import Registry
-from paceline.serving.protocol import ApiError
 from paceline.serving.routing import Affinity, affinity_of
 
 TRIES: Final = 3
@@ -32,18 +33,18 @@ PASSED: Final = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers"),
     *("client", "server"),
 )
-"""What a replica is told of a request."""
+"""A replica is told these parts of a request's scope."""
 
 LATER: Final = 5.0
 """Seconds that a replica has more than a request may take, so that it can say so itself."""
 
 Json = dict[str, Any]
-Answer = AbstractAsyncContextManager[AsyncIterable[list[Json]]]
+AnswerStream = AbstractAsyncContextManager[AsyncIterable[list[Message]]]
 """Messages of ASGI as they come; the end of the block ends the request."""
 
 
 class Fleet(Protocol):
-    """Replicas."""
+    """Passes requests to replicas."""
 
     gone: tuple[type[Exception], ...]
     """Raised where the replica that answers has died."""
@@ -51,17 +52,17 @@ class Fleet(Protocol):
     failed: tuple[type[Exception], ...]
     """Raised where it has failed otherwise."""
 
-    def answer(self, scope: Json, body: bytes, affinity: Affinity) -> Answer:
-        """From one replica."""
+    def answer(self, scope: Json, body: bytes, affinity: Affinity) -> AnswerStream:
+        """Ask one replica, the one that suits the request best."""
         ...
 
-    async def all(self, scope: Json, body: bytes = b"") -> list[tuple[str, int, list[Json]]]:
-        """What every replica answers: its name, the status, the messages."""
+    async def all(self, scope: Json, body: bytes = b"") -> list[tuple[str, int, list[Message]]]:
+        """Ask every replica; returns of each its name, the status and the messages of its answer."""
         ...
 
 
 def front_app(fleet: Fleet, config: ServerConfig, *, shared_responses: bool = True) -> Entrance:
-    """The server before replicas, as an ASGI application.
+    """Build the server before replicas, as an ASGI application.
 
     Args:
         config: the same that the replicas have.
@@ -75,13 +76,13 @@ def front_app(fleet: Fleet, config: ServerConfig, *, shared_responses: bool = Tr
 
 
 class Front:
-    """ASGI, behind a `Guard`."""
+    """ASGI, behind a `Guard`: passes each request to a replica, and answers what is about all of them."""
 
     def __init__(self, fleet: Fleet, config: ServerConfig, counts: _Counts, *, shared_responses: bool) -> None:
         self._fleet, self._config, self._counts, self._shared = fleet, config, counts, shared_responses
         self._slots = Slots(config)
 
-    async def __call__(self, scope: Json, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
@@ -91,7 +92,8 @@ class Front:
             self._counts.refused(error.status)
             await refuse(send, error, scope["path"])
 
-    async def _routed(self, scope: Json, receive: Any, send: Any) -> None:
+    async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is about the front or about all replicas, and pass everything else to one."""
         path, plain = scope["path"], Json({name: scope[name] for name in PASSED if name in scope}, relayed=True)
         body = await _body(receive)
         if path == "/metrics":
@@ -115,7 +117,7 @@ class Front:
                 affinity = affinity_of(owner, path, body) if read is None else await read
                 await _until_gone(receive, self._relayed(plain, body, affinity, send))
 
-    async def _relayed(self, scope: Json, body: bytes, affinity: Affinity, send: Any) -> None:
+    async def _relayed(self, scope: Json, body: bytes, affinity: Affinity, send: Send) -> None:
         """Answer from one replica, or another one while nothing has been sent."""
         passing = Passing(send, scope["path"])
         try:
@@ -128,8 +130,8 @@ class Front:
         again = {"Retry-After": "1"}
         raise ApiError(f"{TRIES} replicas died under this request", status=503, code="replica_died", headers=again)
 
-    async def _passed(self, answer: Answer, passing: Passing, clock: asyncio.Timeout) -> bool:
-        """Pass on an answer; whether the client has had one, be it the end of what had begun.
+    async def _passed(self, answer: AnswerStream, passing: Passing, clock: asyncio.Timeout) -> bool:
+        """Pass on an answer; returns whether the client has had one, be it the end of what had begun.
 
         Args:
             clock: stopped once it has begun, since its replica has one.
@@ -140,29 +142,29 @@ class Front:
                     await passing.add(part)
                     if passing.begun:
                         clock.reschedule(None)
-            if passing.complete:
-                return True
         except self._fleet.gone:
             pass
         except self._fleet.failed:
-            error = ApiError("internal error", status=500)
             if not passing.begun:
-                raise error from None
-            await passing.end(error)
+                raise internal_error() from None
+            if not passing.complete:
+                await passing.end(internal_error())
+            return True
+        if passing.complete:
             return True
         self._counts.lost.inc()
         if passing.begun:
             await passing.end(ApiError("the replica that answered has died", status=502, code="replica_died"))
         return passing.begun
 
-    async def _pick(self, scope: Json, send: Any, good: tuple[int, ...]) -> None:
+    async def _pick(self, scope: Json, send: Send, good: tuple[int, ...]) -> None:
         """Ask all replicas, and pass on the answer whose status comes first in `good`; any, where none is in it."""
         answers = await self._asked(scope)
-        best = min(answers, key=lambda one: good.index(one[1]) if one[1] in good else len(good))
+        best = min(answers, key=lambda answer: good.index(answer[1]) if answer[1] in good else len(good))
         for message in best[2]:
             await send(message)
 
-    async def _metrics(self, scope: Json, send: Any) -> None:
+    async def _metrics(self, scope: Json, send: Send) -> None:
         pages = {name: _text(messages) for name, status, messages in await self._asked(scope) if status == 200}
         self._counts.replicas.set(len(pages))
         page = generate_latest(_Merged({"front": self._counts.page(), **pages}))
@@ -170,7 +172,7 @@ class Front:
         await send({"type": "http.response.start", "status": 200, "headers": kind})
         await send({"type": "http.response.body", "body": page})
 
-    async def _asked(self, scope: Json) -> list[tuple[str, int, list[Json]]]:
+    async def _asked(self, scope: Json) -> list[tuple[str, int, list[Message]]]:
         try:
             answers = await self._fleet.all(scope)
         except TimeoutError:
@@ -181,18 +183,19 @@ class Front:
 
 
 class Passing:
-    """Messages of one answer on their way to a client; its head waits for the first of its body.
+    """Passes the messages of one answer on to a client; its head waits for the first of its body.
 
     Attributes:
         begun: something was sent. complete: all was.
     """
 
-    def __init__(self, send: Any, path: str) -> None:
-        self._send, self._path, self._head = send, path, Json()
+    def __init__(self, send: Send, path: str) -> None:
+        self._send, self._path = send, path
+        self._head: Message = {}
         self.begun = self.complete = False
 
-    async def add(self, messages: Iterable[Json]) -> None:
-        """Pass them on."""
+    async def add(self, messages: Iterable[Message]) -> None:
+        """Pass these messages on."""
         for message in messages:
             if message["type"] == FACTS:
                 await self._send(message)
@@ -219,14 +222,14 @@ class Passing:
 
 
 class _Counts:
-    """What the front counts itself."""
+    """Counts what happens in this process, beside what replicas count."""
 
     def __init__(self, model_name: str | None) -> None:
         self._registry = Registry(model_name)
-        made = self._registry.made
-        self.rejected = made(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
-        self.lost = made(Counter, "replica_lost", "Requests whose replica died.")
-        self.replicas = made(Gauge, "num_replicas", "Replicas that answer.")
+        new = self._registry.new
+        self.rejected = new(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
+        self.lost = new(Counter, "replica_lost", "Requests whose replica died.")
+        self.replicas = new(Gauge, "num_replicas", "Replicas that answer.")
 
     def refused(self, status: int) -> None:
         self.rejected.labels(str(status)).inc()
@@ -236,7 +239,7 @@ class _Counts:
 
 
 class _Merged:
-    """Metrics of several pages, each sample labelled with the name of its page.
+    """Merges the metrics of several pages, each sample labelled with the name of its page.
 
     Args:
         pages: in Prometheus's text format, by name.
@@ -246,59 +249,59 @@ class _Merged:
         self._pages = pages
 
     def collect(self) -> Iterable[Metric]:
-        """Families of metrics, each once."""
-        found: dict[str, Metric] = {}
+        """Return the families of metrics of all pages, each once."""
+        merged: dict[str, Metric] = {}
         for name, page in self._pages.items():
             for family in text_string_to_metric_families(page):
-                whole = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                for one in family.samples:
-                    whole.add_sample(one.name, {**one.labels, "replica": name}, one.value)
-        return found.values()
+                whole = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    whole.add_sample(sample.name, {**sample.labels, "replica": name}, sample.value)
+        return merged.values()
 
 
-async def _live(receive: Any, send: Any) -> None:
-    """The life of an application that has nothing to begin or to end."""
+async def _live(receive: Receive, send: Send) -> None:
+    """Answer for the life of an application that has nothing to begin or to end."""
     for kind in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{kind}.complete"})
 
 
-async def _body(receive: Any) -> bytes:
-    """All of it; a client that goes away leaves what came.
+async def _body(receive: Receive) -> bytes:
+    """Read the whole body; a client that goes away leaves what came.
 
     Raises:
         ApiError: it is too long, or takes too long to arrive.
     """
-    found, more = bytearray(), True
+    body, more = bytearray(), True
     while more:
         try:
             message = await receive()
         except HTTPException as error:  # too long, or too slow
             raise ApiError(str(error.detail), status=error.status_code) from None
-        found += message.get("body", b"")
+        body += message.get("body", b"")
         more = message.get("more_body", False)
-    return bytes(found)
+    return bytes(body)
 
 
-async def _until_gone(receive: Any, work: Any) -> None:
-    """Work, ended where the client goes away."""
+async def _until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, or end it where the client goes away."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(receive())
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
     finally:
-        for one in (task, gone):
-            one.cancel()
+        for running in (task, gone):
+            running.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-def _text(messages: Iterable[Json]) -> str:
-    return b"".join(one.get("body", b"") for one in messages).decode()
+def _text(messages: Iterable[Message]) -> str:
+    return b"".join(message.get("body", b"") for message in messages).decode()
 
 
 def _unstored(body: bytes) -> bytes:
-    """A request to `/v1/responses` where none are stored.
+    """Return the body of a request to `/v1/responses` as it is where none are stored.
 
     Raises:
         ApiError: it needs a stored one, or asks for it.

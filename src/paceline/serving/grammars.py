@@ -10,21 +10,21 @@ from typing import Any, Final
 from paceline.config import StructuredOutputsParams
 from paceline.errors import ConfigError
 from paceline.grammar import grammar_text
-from paceline.serving.protocol import ApiError
+from paceline.serving.api_errors import ApiError
 from paceline.serving.workers import Workers
 
 COMPILE_SECONDS, CHECK_SECONDS = 2.0, 1.0
-"""Of a processor."""
+"""Seconds of a processor that compiling a constraint, and checking a text, may take."""
 
 MAX_GRAMMAR: Final = 256 * 1024
 """Characters of a grammar as it is given, or of another constraint in the library's notation."""
 
 KNOWN: Final = 1024
-"""Constraints that are remembered to compile."""
+"""So many constraints are remembered to compile."""
 
 
 class Grammars:
-    """Checks of constraints, and of what was written under them.
+    """Checks constraints of clients, and texts that were written under them.
 
     Attributes:
         workers: that do it.
@@ -35,7 +35,7 @@ class Grammars:
         self._known: OrderedDict[str, str] = OrderedDict()
 
     async def check(self, params: StructuredOutputsParams, param: str) -> None:
-        """Compile a constraint.
+        """Compile a constraint, unless that has been done before.
 
         Args:
             param: the field that it is in.
@@ -55,18 +55,18 @@ class Grammars:
             self._known.move_to_end(key)
             return
         asked = {"grammar": text} if params.grammar is None else {"notation": text}
-        found = await self.workers.ask(asked, COMPILE_SECONDS)
-        if found is None:
+        answer = await self.workers.ask(asked, COMPILE_SECONDS)
+        if answer is None:
             raise ApiError("the constraint takes too long to compile, or too much memory; make it simpler", param=param)
-        if not found["error"]:  # what the error is, the engine says in its own words
+        if not answer["error"]:  # what the error is, the engine says in its own words
             self._known[key] = ""
             while len(self._known) > KNOWN:
                 self._known.popitem(last=False)
 
     async def errors(self, schema: Any, text: str) -> list[str]:
-        """What a text violates of a JSON schema."""
+        """Return what a text violates of a JSON schema."""
         try:
-            found = await self.workers.ask({"schema": schema, "text": text}, CHECK_SECONDS)
+            answer = await self.workers.ask({"schema": schema, "text": text}, CHECK_SECONDS)
         except ApiError:  # the text is written, and is not lost
             return ["not checked, since the machine is too busy"]
-        return ["the schema takes too long to check"] if found is None else list(found["errors"])
+        return ["the schema takes too long to check"] if answer is None else list(answer["errors"])

@@ -1,9 +1,8 @@
-"""Requests of OpenAI's API as prompts and sampling parameters."""
+"""Requests of OpenAI's API become jobs: prompts that are rendered and encoded, with their sampling parameters."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, dataclass
@@ -13,17 +12,17 @@ from typing import Any, Final
 from paceline.checkpoints import Rendered, TokenBytes
 from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams, ServerConfig, ThinkParams
 from paceline.engine import ReadPrompt, read_prediction, read_tenant
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
+from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import (
     FORMATS,
     SWITCHES,
     Constraints,
     Marks,
     Reader,
-    Steering,
+    ThoughtSteering,
     ToolFormat,
-    at_fault,
     format_of,
     marks_of,
     reasoning_of,
@@ -32,7 +31,6 @@ from paceline.serving.field_notes import NOTES
 from paceline.serving.limits import tenant_of
 from paceline.serving.places import Places
 from paceline.serving.protocol import (
-    ApiError,
     ChatRequest,
     CompletionRequest,
     DecodingRequest,
@@ -42,16 +40,15 @@ from paceline.serving.protocol import (
     TemplateRequest,
     TokenizeRequest,
 )
+from paceline.serving.request_errors import check_variables, named, names_in, rejected_field
 from paceline.serving.token_texts import token_bytes_of
 from paceline.serving.workers import Workers
 
-FIELD, QUOTED = re.compile(r"^([a-z_]+)\b"), re.compile(r"'([a-z_]+)'")
-
 BESIDE: Final = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
-"""What templates read that has fields of its own."""
+"""Templates read these variables, which have fields of their own in requests."""
 
 RENDER_SECONDS: Final = 10.0
-"""That a conversation may take in its template."""
+"""A conversation may take so many seconds of a processor in its template."""
 
 NO_FORMAT: Final = (
     "how this model writes calls of tools cannot be told from its chat template; leave tools out, or start the server "
@@ -59,23 +56,23 @@ NO_FORMAT: Final = (
 )
 
 LONG: Final = 2**18
-"""Characters that take a noticeable time to encode."""
+"""So many characters take a noticeable time to encode."""
 
 MOST_TOKENS: Final = 2**18
 """Tokens of a text, where the context holds fewer: what reads on keeps others waiting, and cannot be decoded."""
 
 ENCODERS: Final = 4
-"""Other texts that are encoded at once."""
+"""So many other texts are encoded at once."""
 
 MAX_LOGPROBS: Final = 20
-"""Of a token: those of a whole vocabulary fill the memory with a short request."""
+"""So many are told of a token: those of a whole vocabulary fill the memory with a short request."""
 
 Json = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Job:
-    """One prompt of a request.
+class PromptJob:
+    """Holds one prompt of a request, ready to be decoded.
 
     Attributes:
         shown: its text, for `echo`.
@@ -88,15 +85,8 @@ class Job:
     hidden: bool = False
 
 
-def named(error: PacelineError, request: DecodingRequest) -> ApiError:
-    """The same error for a client, with the field that its text begins with, or quotes first."""
-    words = (found[1] for form in (FIELD, QUOTED) if (found := form.search(str(error))) is not None)
-    param = next((word for word in words if word in type(request).model_fields), None)
-    return ApiError(str(error), param=at_fault(request) if param == "structured_outputs" else param)
-
-
 class JobFactory:
-    """Makes jobs of requests.
+    """Turns requests into prompts and sampling parameters, as jobs.
 
     Args:
         llm: whose tokenizer, template and defaults are used.
@@ -119,17 +109,17 @@ class JobFactory:
         self._special = {tokenizer.token_text(index): index for index in tokenizer.special_ids}
 
     @cached_property
-    def _steering(self) -> Steering:
+    def _steering(self) -> ThoughtSteering:
         template = self._llm.tokenizer.template(self._template)
-        return Steering(template.text, template.variables)
+        return ThoughtSteering(template.text, template.variables)
 
     @property
     def token_bytes(self) -> TokenBytes:
-        """What the tokens of the model's vocabulary stand for."""
+        """Tells what the tokens of the model's vocabulary stand for."""
         return token_bytes_of(self._llm.tokenizer)
 
-    def completion(self, request: CompletionRequest, owner: str) -> list[Job]:
-        """A job for each prompt.
+    def completion(self, request: CompletionRequest, owner: str) -> list[PromptJob]:
+        """Return a job for each prompt.
 
         Raises:
             ApiError: a field that cannot be honoured.
@@ -137,9 +127,10 @@ class JobFactory:
         prompts = _prompts(request.prompt)
         if not 0 < len(prompts) <= self._config.max_prompts:
             raise ApiError(f"prompt must hold 1 to {self._config.max_prompts} prompts", param="prompt")
-        for name, given in (("echo", request.echo), ("max_tokens", request.max_tokens == 0)):
-            if given and request.stream:
-                raise ApiError(f"{name} {getattr(request, name)} cannot be used with stream", param=name)
+        if request.stream and request.echo:
+            raise ApiError("echo true cannot be used with stream", param="echo")
+        if request.stream and request.max_tokens == 0:
+            raise ApiError("max_tokens 0 cannot be used with stream", param="max_tokens")
         more: Json = {"logprobs": request.logprobs}
         if request.echo and request.logprobs is not None:
             more["prompt_logprobs"] = request.logprobs
@@ -148,17 +139,17 @@ class JobFactory:
         self._check_prediction(request.prediction)
         both = [self._encoded(prompt, request) for prompt in prompts]
         read = self._read(request, owner, [tokens for tokens, _ in both])
-        return [Job(prompt, params, shown, hidden) for prompt, (_, shown) in zip(read, both, strict=True)]
+        return [PromptJob(prompt, params, shown, hidden) for prompt, (_, shown) in zip(read, both, strict=True)]
 
     def _encoded(self, prompt: str | list[int], request: CompletionRequest) -> tuple[list[int], str]:
-        """The token ids of a prompt, and its text as far as that is shown."""
+        """Return the token ids of a prompt, and its text as far as that is shown."""
         tokenizer = self._llm.tokenizer
         if isinstance(prompt, str):
             return tokenizer.encode(prompt, request.add_special_tokens, most=self.most_tokens), prompt
         return prompt, tokenizer.decode(prompt, False) if request.echo else ""
 
-    async def chat(self, request: ChatRequest, owner: str) -> list[Job]:
-        """The one job of a conversation.
+    async def chat(self, request: ChatRequest, owner: str) -> list[PromptJob]:
+        """Return the one job of a conversation, in a list.
 
         Raises:
             ApiError: a field that cannot be honoured.
@@ -175,16 +166,16 @@ class JobFactory:
         if marks := self._marks(request):  # what reads the answer has to see them
             more["skip_special_tokens"] = [index for text, index in self._special.items() if text not in marks]
 
-        def made() -> Job:
+        def made() -> PromptJob:
             params = self._params(request, most, more, text)
             self._check_prediction(request.prediction)
             (prompt,) = self._read(request, owner, [tokens])
-            return Job(prompt, params, text)
+            return PromptJob(prompt, params, text)
 
         return [await asyncio.to_thread(made)]
 
     async def conversation(self, request: TemplateRequest) -> tuple[str, list[int]]:
-        """The text of a conversation (of a chat or tokenize request) and its token ids.
+        """Return the text of a conversation (of a chat or tokenize request) and its token ids.
 
         Raises:
             ApiError: it takes too long, or its template rejects something.
@@ -199,10 +190,10 @@ class JobFactory:
         return rendered.text, tokens
 
     def turn(self, prompt: Prompts) -> AbstractAsyncContextManager[None]:
-        """Long texts are encoded one after the other, since each takes seconds and gigabytes; others go on. Keys take
-        turns.
+        """Wait for a turn to encode: long texts go one after the other, since each takes seconds and gigabytes, and
+        others go on. Keys take turns.
         """
-        texts = [prompt] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, str)]
+        texts = [prompt] if isinstance(prompt, str) else [text for text in prompt if isinstance(text, str)]
         return (self._one_long if sum(map(len, texts)) > LONG else self._others).place()
 
     async def get_ready(self) -> None:
@@ -212,11 +203,11 @@ class JobFactory:
             await self.conversation(TokenizeRequest(messages=[Message(role="user", content="Hello")]))
 
     async def rendered(self, request: TemplateRequest) -> Rendered:
-        """The text of a conversation, and what of it the template wrote."""
+        """Return the text of a conversation, and what of it the template wrote."""
         template = self._llm.tokenizer.template(self._template)
-        messages = await asyncio.to_thread(lambda: [_message(one) for one in request.messages or ()])
+        messages = await asyncio.to_thread(lambda: [_message(message) for message in request.messages or ()])
         if not self._reasoning.begin:
-            messages = [_with_thinking(one) for one in messages]
+            messages = [_with_thinking(message) for message in messages]
         more = self._variables(request)
         for name in BESIDE & more.keys():
             raise ApiError(
@@ -229,24 +220,25 @@ class JobFactory:
             "continue_final_message": request.continue_final_message,
         }
         asked = {"template": asdict(template) | {"name": "the chat template"}, "messages": messages, "more": more}
-        found = await self.workers.ask(asked, RENDER_SECONDS)
-        if found is None:
+        answer = await self.workers.ask(asked, RENDER_SECONDS)
+        if answer is None:
             why = (
                 f"the chat template takes more than {RENDER_SECONDS:.0f} seconds for these messages, or too much memory"
             )
             raise ApiError(why, param="messages", code="template_timeout")
-        if error := found.pop("error"):
-            raise ApiError(error, param=_rejected(error, request))
-        return Rendered(**found)
+        if error := answer.pop("error"):
+            raise ApiError(error, param=rejected_field(error, request))
+        return Rendered(**answer)
 
     def _variables(self, request: TemplateRequest) -> Json:
-        """What the template is given for the request's fields."""
-        given: Json = dict(request.chat_template_kwargs or {})
+        """Return the variables that the template is given for the request's fields."""
+        variables: Json = dict(request.chat_template_kwargs or {})
+        check_variables(variables, self._llm.tokenizer.template(self._template).variables, request)
         more = self._switched(request) if isinstance(request, ChatRequest) else {}
-        return more | (self._steering.renamed(given) if given.keys() & set(SWITCHES) else given)
+        return more | (self._steering.renamed(variables) if variables.keys() & set(SWITCHES) else variables)
 
     def _switched(self, request: ChatRequest) -> Json:
-        """What of it is for the fields that say whether, and how much, the model thinks."""
+        """Return those of them for the fields that say whether, and how much, the model thinks."""
         more: Json = {}
         if (switch := request.enable_thinking) is not None:
             more |= _or_ignored("enable_thinking", lambda: self._steering.switched(switch, "enable_thinking"))
@@ -257,24 +249,24 @@ class JobFactory:
         return more
 
     def _calls(self, request: ChatRequest) -> bool:
-        """Whether functions may be called."""
+        """Tell whether functions may be called."""
         return bool(request.tools) and request.tool_choice != "none"
 
     def _form(self, request: ChatRequest) -> ToolFormat | None:
         return self._tool_format if self._calls(request) else None
 
     def _marks(self, request: ChatRequest) -> frozenset[str]:
-        """Special tokens that are marks of the formats, where the client is to see none."""
+        """Return the special tokens that are marks of the formats, where the client is to see none."""
         if request.skip_special_tokens is False:
             return frozenset()
         return marks_of(self._form(request), self._reasoning) & self._special.keys()
 
     def _thinking(self, request: DecodingRequest, prompt: str) -> bool:
-        """Whether an answer begins inside thoughts."""
+        """Tell whether an answer begins inside thoughts."""
         return request.think is None and self._reasoning.is_open(prompt, _continued(request))
 
     def reader(self, request: ChatRequest, prompt: str) -> Reader:
-        """What splits the text of an answer."""
+        """Return what splits the text of an answer into thoughts, content and calls."""
         form, reasoning = self._form(request), self._reasoning
         return Reader(
             form,
@@ -287,7 +279,7 @@ class JobFactory:
         )
 
     def thinking(self, wanted: bool, budget: int | None = None) -> Json:
-        """What makes the template ask for thoughts, or for none.
+        """Return the variables that make the template ask for thoughts, or for none.
 
         Args:
             budget: tokens that they may have; None leaves it to the model.
@@ -304,7 +296,7 @@ class JobFactory:
             self._short("prediction", [prediction] if isinstance(prediction, str) else _texts(prediction))
 
     def _read(self, request: DecodingRequest, owner: str, prompts: Sequence[list[int]]) -> list[ReadPrompt]:
-        """Prompts with what the request says of them all.
+        """Return prompts with what the request says of them all.
 
         Raises:
             ConfigError, PromptError: something wrong about it.
@@ -313,12 +305,16 @@ class JobFactory:
         drafts = DraftChoice.parse(request.speculative_config) if chosen else ALL_DRAFTS
         asked = request.prediction
         expected = asked.model_dump() if isinstance(asked, Prediction) else asked
-        prediction = read_prediction(expected, self._llm.tokenizer.encode)
+        try:
+            prediction = read_prediction(expected, self._llm.tokenizer.encode)
+        except PromptError as error:
+            why = str(error) if str(error).startswith("prediction") else f"prediction: {error}"
+            raise ApiError(why, param="prediction") from None
         tenant = read_tenant(tenant_of(owner, request.cache_salt, request.prompt_cache_key))
         return [ReadPrompt(None, tokens, prediction, tenant, drafts) for tokens in prompts]
 
     def _short(self, name: str, texts: Sequence[str]) -> None:
-        """Texts that are encoded without a turn may not be long.
+        """Reject texts that are too long to be encoded without a turn.
 
         Raises:
             ApiError: they are, together.
@@ -327,22 +323,24 @@ class JobFactory:
             raise ApiError(f"{name} must be at most {LONG} characters long, got {length}", param=name)
 
     def _params(self, request: DecodingRequest, max_tokens: int | None, more: Json, prompt: str = "") -> SamplingParams:
-        given = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
+        """Return the sampling parameters of a request, within the limits of the server."""
+        fields = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
         for name, value, most in (
-            ("n", given.get("n"), self._config.max_n),
+            ("n", fields.get("n"), self._config.max_n),
             ("max_tokens", max_tokens, self._config.max_request_tokens),
         ):
             if value is not None and most is not None and value > most:
-                raise ApiError(f"{name} must be at most {most}, got {value}", param=name)
+                why = f"{name} must be at most {most}, got {value}"
+                raise ApiError(why, param=name).renamed(names_in(request))
         for name in ("logprobs", "prompt_logprobs"):
-            if not 0 <= given.get(name, 0) <= MAX_LOGPROBS:
+            if not 0 <= fields.get(name, 0) <= MAX_LOGPROBS:
                 param = "top_logprobs" if name in more and isinstance(request, ChatRequest) else name
-                raise ApiError(f"{param} must be 0 to {MAX_LOGPROBS}, got {given[name]}", param=param)
+                raise ApiError(f"{param} must be 0 to {MAX_LOGPROBS}, got {fields[name]}", param=param)
         self._short("bad_words", request.bad_words or ())
         try:
             bound = self._constraints.of(request, prompt, opened=self._thinking(request, prompt))
             params = self._llm.default_sampling_params(
-                **given,
+                **fields,
                 max_tokens=max_tokens if max_tokens is not None else self._config.max_request_tokens,
                 **({} if bound is None else {"structured_outputs": bound}),
             )
@@ -354,19 +352,8 @@ class JobFactory:
         return params
 
 
-def _rejected(error: str, request: TemplateRequest) -> str:
-    """The field that the error of a chat template is about. What it quotes may be a role, and no field."""
-    first = FIELD.match(error)
-    if first is not None and first[1] in type(request).model_fields:
-        return first[1]
-    if "tools" in request.model_fields_set and error.startswith("the chat template does not know 'tools'"):
-        return "tools"
-    names = request.chat_template_kwargs or {}
-    return "chat_template_kwargs" if any(repr(name) in error for name in names) else "messages"
-
-
 def _or_ignored(name: str, ask: Callable[[], Json]) -> Json:
-    """What a field asks of the template; nothing, where fields that cannot be honoured are ignored.
+    """Return what a field asks of the template; nothing, where fields that cannot be honoured are ignored.
 
     Raises:
         ApiError: the template cannot do it.
@@ -382,7 +369,7 @@ def _or_ignored(name: str, ask: Callable[[], Json]) -> Json:
 
 
 def _with_thinking(message: Json) -> Json:
-    """With thoughts as gpt-oss's template reads them: before calls, and not beside content."""
+    """Move thoughts to where gpt-oss's template reads them: before calls, and not beside content."""
     thoughts = message.get("reasoning_content")
     return (
         {**message, "thinking": thoughts}
@@ -392,7 +379,7 @@ def _with_thinking(message: Json) -> Json:
 
 
 def _continued(request: DecodingRequest) -> str:
-    """The text that an answer goes on with; "" is none."""
+    """Return the text that an answer goes on with; "" is none."""
     if not isinstance(request, ChatRequest) or not request.continue_final_message:
         return ""
     last = request.messages[-1].content
@@ -405,21 +392,21 @@ def _texts(prediction: Prediction) -> list[str]:
     return [text for part in prediction.content if isinstance(text := part.get("text"), str)]
 
 
-def _prompts(given: Prompts) -> list[str | list[int]]:
-    if isinstance(given, str):
-        return [given]
-    tokens = [one for one in given if isinstance(one, int)]
-    return [tokens] if tokens else [one for one in given if not isinstance(one, int)]
+def _prompts(prompt: Prompts) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    tokens = [part for part in prompt if isinstance(part, int)]
+    return [tokens] if tokens else [part for part in prompt if not isinstance(part, int)]
 
 
 def _message(message: Message) -> Json:
-    """As chat templates read it."""
-    found: Json = message.model_dump(exclude_none=True)
-    if found["role"] == "developer":
-        found["role"] = "system"
-    for part in found["content"] if isinstance(found.get("content"), list) else ():
+    """Return a message as chat templates read it."""
+    rendered: Json = message.model_dump(exclude_none=True)
+    if rendered["role"] == "developer":
+        rendered["role"] = "system"
+    for part in rendered["content"] if isinstance(rendered.get("content"), list) else ():
         if part["type"] == "refusal":
             part["type"], part["text"] = "text", part.pop("refusal", "")
-    for call in found.get("tool_calls", ()):
+    for call in rendered.get("tool_calls", ()):
         call.pop("index", None)
-    return found
+    return rendered

@@ -6,16 +6,16 @@ import json
 import re
 from typing import Any, Final
 
-from paceline.serving.protocol import ApiError
+from paceline.serving.api_errors import ApiError
 
 MAX_DEPTH: Final = 128
-"""Lists and objects within each other."""
+"""So many lists and objects may be within each other."""
 
 MAX_DIGITS: Final = 400
-"""Of a whole number; the time that they take grows with their square."""
+"""A whole number may have so many digits; the time that they take grows with their square."""
 
 PIECE: Final = 2**18
-"""Bytes that are looked through at once, so that others go on in between."""
+"""So many bytes are looked through at once, so that others go on in between."""
 
 DIGITS: Final = re.compile(rb"\d{%d}" % (MAX_DIGITS // 2))
 CONSTANT: Final = object()
@@ -23,7 +23,7 @@ CONSTANT: Final = object()
 
 
 def read_json(body: bytes) -> Any:
-    """The value that a body holds; of keys that come twice, the last counts.
+    """Return the value that a body holds; of keys that come twice, the last counts.
 
     Raises:
         ApiError: it is empty, not UTF-8, not JSON (NaN and Infinity are not), holds a number of too many digits, or
@@ -40,7 +40,7 @@ def read_json(body: bytes) -> Any:
         return CONSTANT
 
     try:
-        found = json.loads(body.decode("utf-8-sig"), parse_constant=note, parse_int=number)
+        body_value = json.loads(body.decode("utf-8-sig"), parse_constant=note, parse_int=number)
     except UnicodeDecodeError as error:
         raise _invalid(f"is not UTF-8: byte 0x{body[error.start]:02x} at position {error.start}") from None
     except json.JSONDecodeError as error:
@@ -49,13 +49,13 @@ def read_json(body: bytes) -> Any:
         raise _too_deep() from None
     except ValueError:
         raise _invalid("holds a number of too many digits") from None
-    if _deeper(found, MAX_DEPTH):
+    if _deeper(body_value, MAX_DEPTH):
         raise _too_deep()
     if constants:
-        fields = found.items() if isinstance(found, dict) else ()
+        fields = body_value.items() if isinstance(body_value, dict) else ()
         param = next((name for name, value in fields if _holds_constant(value)), None)
         raise ApiError(f"{param or 'the body'} holds {constants[0]}, which is no number of JSON's", param=param)
-    return found
+    return body_value
 
 
 def _whole_number(text: str) -> int:
@@ -69,13 +69,14 @@ def _invalid(why: str) -> ApiError:
 
 
 def _holds_constant(value: Any) -> bool:
+    """Tell whether NaN or Infinity is anywhere in a value."""
     left = [value]
     while left:
-        one = left.pop()
-        if one is CONSTANT:
+        inner = left.pop()
+        if inner is CONSTANT:
             return True
-        if isinstance(one, dict | list):
-            left += one.values() if isinstance(one, dict) else one
+        if isinstance(inner, dict | list):
+            left += inner.values() if isinstance(inner, dict) else inner
     return False
 
 
@@ -84,14 +85,15 @@ def _too_deep() -> ApiError:
 
 
 def _deeper(value: Any, most: int) -> bool:
+    """Tell whether a value nests more than `most` lists and objects within each other."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(most):
         if not level:
             return False
         level = [
             inner
-            for one in level
-            for inner in (one.values() if isinstance(one, dict) else one)
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
             if isinstance(inner, dict | list)
         ]
     return bool(level)

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.config import LOOPBACK, ServerConfig
 from paceline.errors import ConfigError
-from paceline.serving.protocol import ApiError
+from paceline.serving.api_errors import ApiError
 from paceline.utils import shortened
 
 PAGE_FILES: Final = ("page.css", "page.js", "explain.css", "tree.js")
-"""What the live page is made of, beside itself."""
+"""The live page is made of these files, beside itself."""
 
 LIVE: Final = "/health/live"
 """Answered 200 as long as the process can answer."""
@@ -33,19 +34,17 @@ HEALTH: Final = ("/health", "/health/ready")
 """Answered 200 while requests are."""
 
 OPEN: Final = (*HEALTH, LIVE, "/", *(f"/static/{name}" for name in PAGE_FILES))
-"""Routes without a key."""
+"""These routes need no key."""
 
 ADMIN: Final = "admin"
-"""The owner of what the administrator's keys ask for."""
+"""It owns what the administrator's keys ask for."""
 
 LATER: Final = {"Retry-After": "1"}
-"""Header of answers 429."""
-
-Scope = dict[str, Any]
+"""Answers 429 have this header."""
 
 
 def read_keys(config: ServerConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Keys of clients and of administrators: of the configuration, of its files with one a line, and of
+    """Return the keys of clients and of administrators: of the configuration, of its files with one a line, and of
     PACELINE_API_KEY and PACELINE_ADMIN_KEY.
 
     Raises:
@@ -58,14 +57,14 @@ def read_keys(config: ServerConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return clients, admins
 
 
-def _keys(name: str, given: Sequence[str], file: str | None) -> tuple[str, ...]:
+def _keys(name: str, keys: Sequence[str], file: str | None) -> tuple[str, ...]:
     lines = [] if file is None else read_text(f"{name}_file", file).splitlines()
-    found = [*given, *lines, os.environ.get(f"PACELINE_{name.upper()}", "")]
-    return tuple(dict.fromkeys(key.strip() for key in found if key.strip()))
+    candidates = [*keys, *lines, os.environ.get(f"PACELINE_{name.upper()}", "")]
+    return tuple(dict.fromkeys(key.strip() for key in candidates if key.strip()))
 
 
 def read_text(name: str, file: str) -> str:
-    """The text of a file that field `name` gives.
+    """Read the text of a file that field `name` gives.
 
     Raises:
         ConfigError: it cannot be read.
@@ -77,7 +76,7 @@ def read_text(name: str, file: str) -> str:
 
 
 class Keys:
-    """Who may use the server.
+    """Says who may use the server.
 
     Args:
         keys, admins: of clients and of administrators; none at all lets everybody in.
@@ -85,27 +84,27 @@ class Keys:
 
     def __init__(self, keys: Sequence[str], admins: Sequence[str] = ()) -> None:
         hashes = (hashlib.sha256(key.encode()).digest() for key in keys)
-        self._owners = [(one, f"key-{one.hex()[:32]}") for one in hashes]
+        self._owners = [(digest, f"key-{digest.hex()[:32]}") for digest in hashes]
         self._owners += [(hashlib.sha256(key.encode()).digest(), ADMIN) for key in admins]
 
     def __bool__(self) -> bool:
         return bool(self._owners)
 
     def owner(self, authorization: str) -> str | None:
-        """A name of the key in a header `Bearer KEY`, found in constant time; None for a wrong one.
+        """Return a name of the key in a header `Bearer KEY`, found in constant time; None for a wrong one.
 
         The name stays when keys are added or change places: what is stored for it outlives the server.
         """
         scheme, _, key = authorization.partition(" ")
-        mine, found = hashlib.sha256(key.strip().encode("latin-1")).digest(), None  # the bytes that were sent
+        digest, name = hashlib.sha256(key.strip().encode("latin-1")).digest(), None  # the bytes that were sent
         for known, owner in self._owners:
-            if hmac.compare_digest(mine, known):
-                found = owner
-        return found if scheme.lower() == "bearer" else None
+            if hmac.compare_digest(digest, known):
+                name = owner
+        return name if scheme.lower() == "bearer" else None
 
 
 class Hosts:
-    """Which Host headers are let in, so that no page of the web reaches the server under a name of its own (DNS
+    """Says which Host headers are let in, so that no page of the web reaches the server under a name of its own (DNS
     rebinding): names of this machine and of `allowed_host`. Where the server can be reached from elsewhere, addresses
     are let in too, since a page that was loaded from an address can reach nothing else under it.
     """
@@ -114,8 +113,8 @@ class Hosts:
         names = {name.lower() for name in (*LOOPBACK, config.host, *config.allowed_host)}
         self._reached = config.host not in LOOPBACK
         if self._reached:
-            own = socket.gethostname().lower()
-            names |= {own, own.partition(".")[0], f"{own.partition('.')[0]}.local"}
+            machine = socket.gethostname().lower()
+            names |= {machine, machine.partition(".")[0], f"{machine.partition('.')[0]}.local"}
         self._all, self._names = "*" in names, names
         self._ends = tuple(name.removeprefix("*") for name in names if name.startswith("*."))
 
@@ -125,7 +124,7 @@ class Hosts:
 
 
 def _no_name(host: str) -> bool:
-    """Whether it is an address, or nothing, which browsers never send."""
+    """Tell whether a host is an address, or nothing, which browsers never send."""
     try:
         return host == "" or bool(ip_address(host.removeprefix("[").removesuffix("]")))
     except ValueError:
@@ -141,10 +140,10 @@ class Origins:
         refused: told the status of what is not let in.
     """
 
-    def __init__(self, app: Any, allowed: Sequence[str], refused: Callable[[int], None]) -> None:
+    def __init__(self, app: ASGIApp, allowed: Sequence[str], refused: Callable[[int], None]) -> None:
         self._app, self._allowed, self._refused = app, allowed, refused
 
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"]) if scope["type"] == "http" else {}
         if b"origin" not in headers or scope.get("relayed"):
             await self._app(scope, receive, send)
@@ -156,7 +155,7 @@ class Origins:
         else:
             await self._app(scope, receive, _shared(send, origin) if allowed else send)
 
-    async def _asked(self, send: Any, origin: str, path: str, headers: dict[bytes, bytes], *, allowed: bool) -> None:
+    async def _asked(self, send: Send, origin: str, path: str, headers: dict[bytes, bytes], *, allowed: bool) -> None:
         """Answer the question that browsers ask before a request."""
         if not allowed:
             self._refused(403)
@@ -169,10 +168,10 @@ class Origins:
         await reply(_shared(send, origin), 204, None, told)
 
 
-def _shared(send: Any, origin: str) -> Any:
-    """Sends with the headers by which browsers let a page read an answer."""
+def _shared(send: Send, origin: str) -> Send:
+    """Return a `send` that adds the headers by which browsers let a page read an answer."""
 
-    async def told(message: Scope) -> None:
+    async def told(message: Message) -> None:
         if message["type"] == "http.response.start":
             more = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin"),
                     (b"access-control-expose-headers", b"x-request-id, x-ignored-fields, retry-after")]  # fmt: skip
@@ -190,12 +189,12 @@ class Guard:
         refused: told the status of what is not let in.
     """
 
-    def __init__(self, app: Any, keys: Keys, config: ServerConfig, refused: Callable[[int], None]) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, config: ServerConfig, refused: Callable[[int], None]) -> None:
         self._refused = refused
         self._app, self._keys, self._hosts, self._most = app, keys, Hosts(config), config.max_body_bytes
         self._seconds = config.receive_timeout
 
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -208,6 +207,7 @@ class Guard:
         await self._app(scope, self._counted(receive), send)
 
     def _check(self, scope: Scope) -> None:
+        """Check the head of a request, and note in its scope whose it is."""
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if (host := headers.get("host", "")) not in self._hosts and not scope.get("relayed"):
             name = re.sub(r":\d*$", "", host)[:200]
@@ -217,8 +217,8 @@ class Guard:
             raise ApiError("give Content-Length or Transfer-Encoding, not both", headers={"Connection": "close"})
         scope["owner"] = ""
         if self._keys and scope["path"] not in OPEN:
-            given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
-            owner = self._keys.owner(given)
+            authorization = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
+            owner = self._keys.owner(authorization)
             if owner is None:
                 raise ApiError("a valid API key is needed in the header Authorization: Bearer KEY, or x-api-key: KEY",
                                status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
@@ -234,11 +234,13 @@ class Guard:
     def _too_large(self) -> ApiError:
         return ApiError(f"the request must be at most {self._most} bytes long", status=413, code="request_too_large")
 
-    def _counted(self, receive: Any) -> Any:
-        """The same messages; a body without a length may not be longer either, and none may take too long."""
+    def _counted(self, receive: Receive) -> Receive:
+        """Return a `receive` of the same messages; a body without a length may not be longer either, and none may take
+        too long.
+        """
         size, whole, end = 0, False, asyncio.get_running_loop().time() + self._seconds
 
-        async def counted() -> Any:
+        async def counted() -> Message:
             nonlocal size, whole
             try:
                 async with asyncio.timeout_at(None if whole else end):
@@ -255,12 +257,12 @@ class Guard:
         return counted
 
 
-async def refuse(send: Any, error: ApiError, path: str) -> None:
+async def refuse(send: Send, error: ApiError, path: str) -> None:
     """Answer with an error, without the application."""
     await reply(send, error.status, error.body(path), error.headers)
 
 
-async def reply(send: Any, status: int, told: dict[str, Any] | None, headers: Mapping[str, str] | None = None) -> None:
+async def reply(send: Send, status: int, told: dict[str, Any] | None, headers: Mapping[str, str] | None = None) -> None:
     """Answer with JSON, or with nothing, without the application."""
     body = b"" if told is None else json.dumps(told).encode()
     about = {} if told is None else {"content-type": "application/json", "content-length": str(len(body))}
@@ -270,7 +272,7 @@ async def reply(send: Any, status: int, told: dict[str, Any] | None, headers: Ma
 
 
 class Slots:
-    """How many requests and outputs run or wait, in all and for each key.
+    """Counts how many requests and outputs run or wait, in all and for each key, and lets no more in than may be.
 
     Attributes:
         running: requests by owner. outputs: likewise, of their prompts and of each `n`.
@@ -281,7 +283,7 @@ class Slots:
 
     @contextmanager
     def slot(self, owner: str, waiting: int) -> Iterator[None]:
-        """Have one for a request.
+        """Hold a slot for a request, until the block ends.
 
         Args:
             waiting: requests that wait for the engine. Where they are too many, keys that have less than an equal
@@ -302,7 +304,7 @@ class Slots:
 
     @contextmanager
     def having(self, owner: str, outputs: int) -> Iterator[None]:
-        """Have so many outputs, of a request that has a slot.
+        """Hold so many outputs, of a request that has a slot, until the block ends.
 
         Raises:
             ApiError: 429; 400 for more than a key may ever have.
@@ -329,15 +331,15 @@ def _counted(counts: Counter[str], owner: str, number: int) -> Iterator[None]:
 
 
 def tenant_of(owner: str, *salts: str | None) -> str | None:
-    """The cache salt of a request, which begins with its owner: other keys and other salts share nothing with it; None
-    where there is neither.
+    """Return the cache salt of a request, which begins with its owner: other keys and other salts share nothing with
+    it; None where there is neither.
     """
-    given = [salt for salt in salts if salt]
-    if not owner and not given:
+    texts = [salt for salt in salts if salt]
+    if not owner and not texts:
         return None
-    return f"{owner}.{hashlib.sha256(json.dumps([owner, *given]).encode()).hexdigest()[:40]}"
+    return f"{owner}.{hashlib.sha256(json.dumps([owner, *texts]).encode()).hexdigest()[:40]}"
 
 
 def owner_of(tenant: str) -> str:
-    """Whose request it is, by its cache salt."""
+    """Return whose request it is, by its cache salt."""
     return tenant.partition(".")[0]

@@ -16,11 +16,13 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from paceline.errors import PacelineError
+from paceline.serving.api_errors import MESSAGES, ApiError
 from paceline.serving.fields import MESSAGES as FIELDS
-from paceline.serving.jobs import JobFactory, named
-from paceline.serving.protocol import MESSAGES, ApiError, Body, CacheControl, ChatRequest, FunctionName, Strict, checked
-from paceline.serving.runs import Json, Run, json_response
-from paceline.serving.translation import Conversation, Piece, Translation, chat_request
+from paceline.serving.jobs import JobFactory
+from paceline.serving.protocol import Body, CacheControl, ChatRequest, FunctionName, Strict, checked
+from paceline.serving.request_errors import named
+from paceline.serving.runs import Json, RequestRun, json_response
+from paceline.serving.translation import ChatHandler, ChatPiece, Translation, chat_request
 
 CHAT_NAMES: Final = {
     "max_completion_tokens": "max_tokens",
@@ -28,35 +30,35 @@ CHAT_NAMES: Final = {
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
-"""Fields of a chat under their names here."""
+"""The names that fields of a chat have in this API."""
 
 UNSIGNED: Final = "unsigned"
 """Signature of thoughts, which are taken back as they are."""
 
 
-class Block(Strict):
-    """What blocks may have."""
+class AnthropicBlock(Strict):
+    """Has what all blocks of a content may have."""
 
     type: str
     cache_control: CacheControl | None = None
 
 
-class TextBlock(Block):
-    """Text."""
+class TextBlock(AnthropicBlock):
+    """Holds text."""
 
     text: str
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
-class ThinkingBlock(Block):
-    """What the model thought."""
+class ThinkingBlock(AnthropicBlock):
+    """Holds what the model thought, as it was told."""
 
     thinking: str
     signature: str = ""
 
 
-class ToolUseBlock(Block):
-    """A call that the model made."""
+class ToolUseBlock(AnthropicBlock):
+    """Holds a call that the model made."""
 
     id: str
     name: str
@@ -65,8 +67,8 @@ class ToolUseBlock(Block):
     toolset_name: None = None
 
 
-class ToolResultBlock(Block):
-    """What a call gave."""
+class ToolResultBlock(AnthropicBlock):
+    """Holds what a call gave."""
 
     tool_use_id: str
     content: str | list[dict[str, Any]] = ""
@@ -74,24 +76,24 @@ class ToolResultBlock(Block):
     toolset_name: None = None
 
 
-BLOCKS: Final[dict[str, dict[str, type[Block]]]] = {
+BLOCKS: Final[dict[str, dict[str, type[AnthropicBlock]]]] = {
     "user": {"text": TextBlock, "tool_result": ToolResultBlock},
     "assistant": {"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUseBlock},
     "system": {"text": TextBlock},
 }
-"""What each may say."""
+"""The kinds of blocks that each role may say."""
 
 
-class Turn(Strict):
-    """A message."""
+class AnthropicTurn(Strict):
+    """Is a message of one side, as text or as blocks."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
     clear_at: Literal["never"] | None = None
 
 
-class FunctionTool(Strict):
-    """A function of the client's."""
+class AnthropicFunctionTool(Strict):
+    """Describes a function of the client's that the model may call."""
 
     type: Literal["custom"] | None = None
     name: FunctionName
@@ -106,7 +108,7 @@ class FunctionTool(Strict):
 
 
 class ToolChoice(Strict):
-    """Whether and which tools are called."""
+    """Says whether tools are called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -114,7 +116,7 @@ class ToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """Whether the model thinks, and how many tokens at most."""
+    """Says whether the model thinks, and how many tokens at most."""
 
     type: Literal["adaptive", "enabled", "disabled"]
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -123,27 +125,27 @@ class Thinking(Strict):
 
 
 class JsonFormat(Strict):
-    """What the text must be."""
+    """Says which JSON schema the text must satisfy."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Strict):
-    """How the text is."""
+    """Says how the text is to be, and how much the model thinks for it."""
 
     format: JsonFormat | None = None
     effort: Literal["low", "medium", "high"] | None = None
 
 
 class Metadata(Strict):
-    """Whose request it is."""
+    """Says whose request it is; nothing depends on it."""
 
     user_id: str | None = None
 
 
 class CountRequest(Body):
-    """`/v1/messages/count_tokens`."""
+    """Is the body of `/v1/messages/count_tokens`: all that a prompt is made from."""
 
     api: ClassVar[str] = FIELDS
     model: str
@@ -156,56 +158,58 @@ class CountRequest(Body):
     cache_control: CacheControl | None = None
 
     def chat(self, factory: JobFactory) -> ChatRequest:
-        """The chat that this asks for.
+        """Return the chat that this asks for.
 
         Raises:
             ApiError: a field that cannot be honoured.
         """
-        turns = [checked(Turn, turn, "messages", str(number)) for number, turn in enumerate(self.messages)]
+        turns = [checked(AnthropicTurn, turn, "messages", str(number)) for number, turn in enumerate(self.messages)]
         said = _messages("system", self.system, "system") if self.system is not None else []
         for number, turn in enumerate(turns):
             said += _messages(turn.role, turn.content, f"messages.{number}.content")
-        given: Json = {"model": self.model, "messages": said} | self._tools() | self._more()
+        fields: Json = {"model": self.model, "messages": said} | self._tools() | self._more()
         if self.thinking is not None:
-            given["chat_template_kwargs"] = factory.thinking(
+            fields["chat_template_kwargs"] = factory.thinking(
                 self.thinking.type != "disabled", self.thinking.budget_tokens
             )
         if said[-1]["role"] == "assistant":  # the answer goes on where this ends
             if "tool_calls" in said[-1]:
                 raise ApiError("messages: a message of calls must be followed by their results", param="messages")
-            given["continue_final_message"] = True
-        return chat_request(given, CHAT_NAMES)
+            fields["continue_final_message"] = True
+        return chat_request(fields, CHAT_NAMES)
 
     def _more(self) -> Json:
+        """Return further fields of the chat."""
         if self.output_config is None:
             return {}
-        found: Json = {"reasoning_effort": self.output_config.effort}
+        fields: Json = {"reasoning_effort": self.output_config.effort}
         if (wanted := self.output_config.format) is not None:
             schema = {"name": "output", "schema": wanted.schema_, "strict": True}
-            found["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return found
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return fields
 
     def _tools(self) -> Json:
+        """Return the fields of the chat about tools."""
         tools, choice = [], self.tool_choice
-        for number, given in enumerate(self.tools or ()):
-            if given.get("type") not in (None, "custom"):
-                why = f"tools.{number}.type must be custom, got {given['type']!r}; this server runs no tools"
+        for number, raw in enumerate(self.tools or ()):
+            if raw.get("type") not in (None, "custom"):
+                why = f"tools.{number}.type must be custom, got {raw['type']!r}; this server runs no tools"
                 raise ApiError(why, param=f"tools.{number}.type")
-            tool = checked(FunctionTool, given, "tools", str(number))
+            tool = checked(AnthropicFunctionTool, raw, "tools", str(number))
             function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
             tools.append({"type": "function", "function": function | {"strict": tool.strict}})
-        found: Json = {"tools": tools or None}
+        fields: Json = {"tools": tools or None}
         if choice is not None:
             if (choice.type == "tool") != (choice.name is not None):
                 raise ApiError("tool_choice.name goes with type tool", param="tool_choice.name")
             names: Json = {"any": "required", "tool": {"type": "function", "function": {"name": choice.name}}}
-            found["tool_choice"] = names.get(choice.type, choice.type)
-            found["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
-        return found
+            fields["tool_choice"] = names.get(choice.type, choice.type)
+            fields["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
+        return fields
 
 
 class MessagesRequest(CountRequest):
-    """`/v1/messages`."""
+    """Is the body of `/v1/messages`: a prompt, and how its answer is decoded."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: list[str] | None = None
@@ -216,36 +220,41 @@ class MessagesRequest(CountRequest):
     metadata: Metadata | None = None
 
     def _more(self) -> Json:
-        same = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
-        return super()._more() | same | {"max_completion_tokens": self.max_tokens, "stop": self.stop_sequences or None}
+        return super()._more() | {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "max_completion_tokens": self.max_tokens,
+            "stop": self.stop_sequences or None,
+        }
 
 
 def _messages(role: str, content: str | Sequence[Json], at: str) -> list[Json]:
-    """A message as those of a chat: results of calls are messages of their own."""
+    """Return a message as those of a chat: results of calls are messages of their own."""
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not content:
         raise ApiError(f"{at} must hold a block", param=at)
-    found: list[Json] = []
+    messages: list[Json] = []
     turn: Json = {}
-    for number, given in enumerate(content):
-        block = _block(given, BLOCKS[role], f"{at}.{number}")
+    for number, raw in enumerate(content):
+        block = _block(raw, BLOCKS[role], f"{at}.{number}")
         if isinstance(block, ToolResultBlock):
             turn = {}
-            found.append(_result(block, f"{at}.{number}.content"))
+            messages.append(_result(block, f"{at}.{number}.content"))
             continue
         if not turn:
             turn = {"role": role, "content": []}
-            found.append(turn)
+            messages.append(turn)
         _grow(turn, block)
-    for one in found:
-        if isinstance(parts := one["content"], list) and len(parts) < 2:
-            one["content"] = parts[0]["text"] if parts else ""
-    return found
+    for message in messages:
+        if isinstance(parts := message["content"], list) and len(parts) < 2:
+            message["content"] = parts[0]["text"] if parts else ""
+    return messages
 
 
-def _grow(turn: Json, block: Block) -> None:
-    """A block becomes part of a chat's message."""
+def _grow(turn: Json, block: AnthropicBlock) -> None:
+    """Add a block to a chat's message."""
     if isinstance(block, TextBlock):
         turn["content"].append({"type": "text", "text": block.text})
     elif isinstance(block, ThinkingBlock):
@@ -255,25 +264,25 @@ def _grow(turn: Json, block: Block) -> None:
         turn.setdefault("tool_calls", []).append({"id": block.id, "type": "function", "function": function})
 
 
-def _block(given: Json, kinds: dict[str, type[Block]], at: str) -> Block:
-    kind = given.get("type")
+def _block(raw: Json, kinds: dict[str, type[AnthropicBlock]], at: str) -> AnthropicBlock:
+    kind = raw.get("type")
     if not isinstance(kind, str) or kind not in kinds:
         raise ApiError(f"{at}.type must be {' or '.join(kinds)}, got {kind!r}", param=f"{at}.type")
-    return checked(kinds[kind], given, *at.split("."))
+    return checked(kinds[kind], raw, *at.split("."))
 
 
 def _result(block: ToolResultBlock, at: str) -> Json:
     text = block.content
     if not isinstance(text, str):
-        parts = [_block(given, BLOCKS["system"], f"{at}.{number}") for number, given in enumerate(text)]
+        parts = [_block(raw, BLOCKS["system"], f"{at}.{number}") for number, raw in enumerate(text)]
         text = "\n".join(part.text for part in parts if isinstance(part, TextBlock))
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": f"Error: {text}" if block.is_error else text}
 
 
 class MessageTranslation(Translation):
-    """A chat as a message of Anthropic's."""
+    """Tells a chat as a message of Anthropic's."""
 
-    def __init__(self, run: Run, request: MessagesRequest) -> None:
+    def __init__(self, run: RequestRun, request: MessagesRequest) -> None:
         super().__init__(run, stream=bool(request.stream))
         self._most, self._id = request.max_tokens, f"msg_{secrets.token_hex(16)}"
         self._content: list[Json] = []
@@ -291,7 +300,7 @@ class MessageTranslation(Translation):
         }
 
     def _why(self) -> Json:
-        """Why it ended."""
+        """Return why it ended."""
         names = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn", None: None}
         reason = names.get(self.reason, "end_turn")
         if self.reason == "stop" and self.stopped_by is not None:
@@ -301,6 +310,7 @@ class MessageTranslation(Translation):
         return {"stop_reason": reason, "stop_sequence": self.stopped_by if reason == "stop_sequence" else None}
 
     def _usage(self) -> Json:
+        """Return the counts of tokens, in Anthropic's words; what the cache had does not count as input."""
         prompt = len(self.run.reply.jobs[0].prompt.tokens)
         cached = self.run.usage["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -312,13 +322,13 @@ class MessageTranslation(Translation):
         }
 
     def _at(self, kind: str, **more: Any) -> Json:
-        """An event of the last block."""
+        """Return an event of the last block."""
         return {"type": f"content_block_{kind}", "index": len(self._content) - 1, **more}
 
     def begin(self) -> list[Json]:
         return [{"type": "message_start", "message": self.body()}]
 
-    def open(self, piece: Piece) -> list[Json]:
+    def open(self, piece: ChatPiece) -> list[Json]:
         block: Json = {"type": piece.block, str(piece.block): ""}
         if piece.block == "thinking":
             block["signature"] = ""
@@ -328,7 +338,7 @@ class MessageTranslation(Translation):
         self._text = []
         return [self._at("start", content_block=dict(block))]
 
-    def add(self, piece: Piece) -> list[Json]:
+    def add(self, piece: ChatPiece) -> list[Json]:
         self._text.append(piece.text)
         kind, name = {"thinking": ("thinking_delta", "thinking"), "text": ("text_delta", "text")}.get(
             str(piece.block), ("input_json_delta", "partial_json")
@@ -354,26 +364,27 @@ class MessageTranslation(Translation):
 
 
 def _input(text: str) -> Json:
-    """Arguments of a call; none where they are no object, or were cut off."""
+    """Read the arguments of a call; none where they are no object, or were cut off."""
     try:
-        found = json.loads(text)
+        arguments = json.loads(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 class MessageRoutes:
-    """Handlers of the routes."""
+    """Handles the routes of Anthropic's API."""
 
-    def __init__(self, chat: Conversation, factory: JobFactory) -> None:
+    def __init__(self, chat: ChatHandler, factory: JobFactory) -> None:
         self._chat, self._factory = chat, factory
 
     def add(self, app: FastAPI) -> None:
-        """Bind them to their paths."""
+        """Bind the handlers to their paths."""
         app.add_api_route(MESSAGES, self.create, methods=["POST"], response_model=None)
         app.add_api_route(f"{MESSAGES}/count_tokens", self.count, methods=["POST"], response_model=None)
 
     async def create(self, request: MessagesRequest, http: Request) -> Response:
+        """Answer a message."""
         chat = await asyncio.to_thread(request.chat, self._factory)
         try:
             return await self._chat(chat, http, lambda run: MessageTranslation(run, request))
@@ -381,6 +392,7 @@ class MessageRoutes:
             raise error.renamed(CHAT_NAMES) from None
 
     async def count(self, request: CountRequest, http: Request) -> Response:
+        """Answer with the number of tokens of a prompt."""
         chat = await asyncio.to_thread(request.chat, self._factory)
         try:
             (job,) = await self._factory.chat(chat, http.scope["owner"])

@@ -21,23 +21,23 @@ from prometheus_client import (
 
 from paceline.async_llm import AsyncLLM
 from paceline.engine import RequestMetrics, RequestOutput, StreamChunk
-from paceline.serving.request_log import Facts
+from paceline.serving.request_log import LogFields
 from paceline.version import __version__
 
 FIRST: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 BETWEEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 WHOLE: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 LENGTHS: Final = (1, 2, 5, *(digit * 10**power for power in range(1, 5) for digit in (1, 2, 5)), 100_000, 200_000)
-"""Bounds of buckets, in seconds and tokens."""
+"""These are the bounds of buckets, in seconds and tokens."""
 
 Kind = TypeVar("Kind", Counter, Gauge, Histogram)
 
 POSITIONS: Final = 32
-"""Most positions of drafts that are told apart."""
+"""So many positions of drafts are told apart."""
 
 
 class Registry:
-    """Counters of one process, and how it is.
+    """Holds the counters of one process, and what tells how the process is.
 
     Args:
         model_name: all names and labels are vLLM's, with this name of the model; None: names are our own.
@@ -53,18 +53,18 @@ class Registry:
         build = Gauge("paceline:build_info", "Versions of this server.", [*about], registry=self._process)
         build.labels(**about).set(1)
 
-    def made(self, kind: type[Kind], name: str, text: str, *labels: str, **more: Any) -> Kind:
-        """A new counter."""
+    def new(self, kind: type[Kind], name: str, text: str, *labels: str, **more: Any) -> Kind:
+        """Make a new counter, gauge or histogram under the prefix of all."""
         return kind(f"{self._prefix}:{name}", text, labels, registry=self._counters, **more)
 
     def page(self) -> bytes:
-        """All of it, in Prometheus's text format."""
+        """Return all of it, in Prometheus's text format."""
         counters = generate_latest(Labelled(self._counters.collect(), self._labels))
         return counters + generate_latest(self._process)
 
 
 class Labelled:
-    """Metrics with more labels.
+    """Adds labels to the samples of metrics.
 
     Args:
         families: of metrics.
@@ -75,16 +75,16 @@ class Labelled:
         self._families, self._labels = families, labels
 
     def collect(self) -> Iterable[Metric]:
-        """The same families, each with its labels."""
+        """Yield the same families, whose samples have these labels too."""
         for family in self._families:
-            found = Metric(family.name, family.documentation, family.type)
-            for one in family.samples:
-                found.add_sample(one.name, {**one.labels, **self._labels}, one.value)
-            yield found
+            labelled = Metric(family.name, family.documentation, family.type)
+            for sample in family.samples:
+                labelled.add_sample(sample.name, {**sample.labels, **self._labels}, sample.value)
+            yield labelled
 
 
 class Metrics:
-    """What the server counts.
+    """Counts what the server does, and asks the engine how busy it is.
 
     Args:
         model_name: all names and labels are vLLM's, with this name of the model; None: names are our own.
@@ -94,53 +94,54 @@ class Metrics:
 
     def __init__(self, model: AsyncLLM, model_name: str | None = None) -> None:
         self._model, self._registry, self.store_failures = model, Registry(model_name), 0
-        made = self._registry.made
-        self.running = made(Gauge, "num_requests_running", "Requests that are decoded.")
-        self.waiting = made(Gauge, "num_requests_waiting", "Requests that have not begun.")
-        self.cache = made(Gauge, "kv_cache_usage_perc", "Share of the memory for keys and values in use, 0 to 1.")
-        self.prompt_tokens = made(Counter, "prompt_tokens", "Tokens of prompts.")
-        self.looked_up = made(Counter, "prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.")
-        self.cached_tokens = made(Counter, "prefix_cache_hits", "Tokens of prompts found in the prefix cache.")
-        self.tokens = made(Counter, "generation_tokens", "Generated tokens.")
-        self.ended = made(Counter, "request_success", "Ended outputs by reason.", "finished_reason")
-        self.rejected = made(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
-        self.failures = made(Counter, "response_store_failures", "Failed uses of the file of stored responses.")
+        new = self._registry.new
+        self.running = new(Gauge, "num_requests_running", "Requests that are decoded.")
+        self.waiting = new(Gauge, "num_requests_waiting", "Requests that have not begun.")
+        self.cache = new(Gauge, "kv_cache_usage_perc", "Share of the memory for keys and values in use, 0 to 1.")
+        self.prompt_tokens = new(Counter, "prompt_tokens", "Tokens of prompts.")
+        self.looked_up = new(Counter, "prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.")
+        self.cached_tokens = new(Counter, "prefix_cache_hits", "Tokens of prompts found in the prefix cache.")
+        self.tokens = new(Counter, "generation_tokens", "Generated tokens.")
+        self.ended = new(Counter, "request_success", "Ended outputs by reason.", "finished_reason")
+        self.rejected = new(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
+        self.failures = new(Counter, "response_store_failures", "Failed uses of the file of stored responses.")
         self._make_times()
-        self.prompt = made(Histogram, "request_prompt_tokens", "Tokens of a prompt.", buckets=LENGTHS)
-        self.output = made(Histogram, "request_generation_tokens", "Generated tokens of an output.", buckets=LENGTHS)
-        self.drafts = made(Counter, "spec_decode_num_drafts", "Scoring passes with drafts, by request.")
-        self.draft_tokens = made(
+        self.prompt = new(Histogram, "request_prompt_tokens", "Tokens of a prompt.", buckets=LENGTHS)
+        self.output = new(Histogram, "request_generation_tokens", "Generated tokens of an output.", buckets=LENGTHS)
+        self.drafts = new(Counter, "spec_decode_num_drafts", "Scoring passes with drafts, by request.")
+        self.draft_tokens = new(
             Counter, "spec_decode_num_draft_tokens", "Drafted tokens that were verified.", "drafter"
         )
-        self.accepted = made(Counter, "spec_decode_num_accepted_tokens", "Those that were accepted.", "drafter")
-        self.positions = made(
+        self.accepted = new(Counter, "spec_decode_num_accepted_tokens", "Those that were accepted.", "drafter")
+        self.positions = new(
             Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by position in the draft.", "position"
         )
-        self.faults = made(Gauge, "engine_faults", "Decoding steps that failed.")
+        self.faults = new(Gauge, "engine_faults", "Decoding steps that failed.")
 
     def _make_times(self) -> None:
-        made = self._registry.made
-        self.first = made(Histogram, "time_to_first_token_seconds", "From arrival to the first token.", buckets=FIRST)
-        self.between = made(Histogram, "inter_token_latency_seconds", "From token to token.", buckets=BETWEEN)
-        self.whole = made(Histogram, "e2e_request_latency_seconds", "From arrival to the end.", buckets=WHOLE)
-        self.queue = made(Histogram, "request_queue_time_seconds", "Before the prompt is read.", buckets=FIRST)
-        self.prefill = made(Histogram, "request_prefill_time_seconds", "From there to the first token.", buckets=FIRST)
-        self.decode = made(Histogram, "request_decode_time_seconds", "From there to the last token.", buckets=WHOLE)
-        self.inference = made(
+        """Make the histograms of what requests took."""
+        new = self._registry.new
+        self.first = new(Histogram, "time_to_first_token_seconds", "From arrival to the first token.", buckets=FIRST)
+        self.between = new(Histogram, "inter_token_latency_seconds", "From token to token.", buckets=BETWEEN)
+        self.whole = new(Histogram, "e2e_request_latency_seconds", "From arrival to the end.", buckets=WHOLE)
+        self.queue = new(Histogram, "request_queue_time_seconds", "Before the prompt is read.", buckets=FIRST)
+        self.prefill = new(Histogram, "request_prefill_time_seconds", "From there to the first token.", buckets=FIRST)
+        self.decode = new(Histogram, "request_decode_time_seconds", "From there to the last token.", buckets=WHOLE)
+        self.inference = new(
             Histogram, "request_inference_time_seconds", "Of reading the prompt and of decoding.", buckets=WHOLE
         )
 
     def refused(self, status: int) -> None:
-        """A request was answered with an error."""
+        """Count a request that was answered with an error."""
         self.rejected.labels(str(status)).inc()
 
     def store_failed(self) -> None:
-        """Stored responses could not be written, read or deleted."""
+        """Count a response that could not be written, read or deleted."""
         self.store_failures += 1
         self.failures.inc()
 
     def page(self) -> bytes:
-        """All of it, in Prometheus's text format."""
+        """Return all of it, in Prometheus's text format."""
         llm = self._model.llm
         if not llm.closed:
             gauges = llm.backend.gauges()
@@ -152,7 +153,7 @@ class Metrics:
         return self._registry.page()
 
     def done(self, output: RequestOutput, seconds: float) -> None:
-        """A request has ended."""
+        """Count a request that has ended."""
         prompt = len(output.prompt_token_ids)
         self.prompt_tokens.inc(prompt)
         self.prompt.observe(prompt)
@@ -160,14 +161,14 @@ class Metrics:
             self.looked_up.inc(prompt)
             self.cached_tokens.inc(output.num_cached_tokens)
         self.whole.observe(seconds)
-        for one in output.outputs:
-            self.ended.labels(one.finish_reason or "abort").inc()
-            self.output.observe(len(one.token_ids) + len(one.reasoning_token_ids))
+        for completion in output.outputs:
+            self.ended.labels(completion.finish_reason or "abort").inc()
+            self.output.observe(len(completion.token_ids) + len(completion.reasoning_token_ids))
         self._add_times(output.metrics)
         self._add_drafts(output.metrics)
 
     def _add_times(self, metrics: RequestMetrics) -> None:
-        """Of the parts of a request that has brought forth a token."""
+        """Count how long the parts of a request took, if it has brought forth a token."""
         begun, read = metrics.scheduled_time, metrics.first_step_time
         if begun is None or read is None or metrics.time_to_first_token is None:
             return
@@ -187,17 +188,17 @@ class Metrics:
 
 
 class Watch:
-    """Times of one request while it streams.
+    """Takes the times of one request while it streams, for the metrics and the log.
 
     Args:
         facts: for the log.
     """
 
-    def __init__(self, metrics: Metrics, facts: Facts) -> None:
+    def __init__(self, metrics: Metrics, facts: LogFields) -> None:
         self._metrics, self._facts, self.start, self._last = metrics, facts, perf_counter(), dict[int, float]()
 
     def chunk(self, chunk: StreamChunk) -> None:
-        """A chunk has come."""
+        """Count a chunk that has come."""
         count = len(chunk.token_ids)
         if not count:
             return
@@ -212,7 +213,9 @@ class Watch:
             self._metrics.between.observe((now - before) / count)
 
     def end(self, output: RequestOutput) -> None:
-        """The request has ended."""
-        made = sum(len(one.token_ids) + len(one.reasoning_token_ids) for one in output.outputs)
-        self._facts.count(len(output.prompt_token_ids), output.num_cached_tokens or 0, made)
+        """Count the request, which has ended."""
+        completion_tokens = sum(
+            len(completion.token_ids) + len(completion.reasoning_token_ids) for completion in output.outputs
+        )
+        self._facts.count(len(output.prompt_token_ids), output.num_cached_tokens or 0, completion_tokens)
         self._metrics.done(output, perf_counter() - self.start)

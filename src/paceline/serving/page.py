@@ -30,28 +30,28 @@ from paceline.version import __version__
 logger = logging.getLogger("paceline.serving")
 
 LOOKED: Final = 5.0
-"""Seconds that a question is good for."""
+"""So many seconds after a question the engine is still watched."""
 
 TREE_EVERY: Final = 0.2
 LAST_EVERY: Final = 0.05
 """Seconds between two trees, and before the last one of a request."""
 
 TREE_SHARE: Final = 0.02
-"""Of the engine's time that trees may take."""
+"""Trees may take this share of the engine's time."""
 
 POSITIONS: Final = 16
-"""Of drafts that are told apart."""
+"""So many positions of drafts are told apart."""
 
 MOST_TREES: Final = 16
 MOST_WANTED: Final = 16
-"""Requests that are followed at a time for a viewer."""
+"""So many requests are followed at a time for a viewer."""
 
 MOST_REQUESTS: Final = 32
-"""That are listed."""
+"""So many requests are listed."""
 
 MOST_NODES: Final = 128
 MOST_TEXT: Final = 64
-"""Characters of a token."""
+"""So many characters of a token are shown."""
 
 HEADERS: Final = {
     "Content-Security-Policy": (
@@ -69,14 +69,14 @@ Json = dict[str, Any]
 
 
 def sees(viewer: str, owner: str) -> bool:
-    """Whether somebody may know of a request."""
+    """Tell whether somebody may know of a request."""
     return viewer in (ADMIN, owner)
 
 
 @dataclass(slots=True)
-class Drafted:
-    """One drafter's share: nodes that were verified and accepted; steps with a node at each position, and those in
-    which it was accepted.
+class DrafterCounts:
+    """Counts one drafter's share: nodes that were verified and accepted; steps with a node at each position, and those
+    in which it was accepted.
     """
 
     verified: int = 0
@@ -95,7 +95,7 @@ class Drafted:
 
 @dataclass(slots=True)
 class Counts:
-    """Sums over the steps of what one viewer may see.
+    """Sums up the steps of what one viewer may see.
 
     Attributes:
         began: tells these sums from earlier ones.
@@ -111,7 +111,7 @@ class Counts:
     seconds: float = 0.0
     priced_tokens: int = 0
     plain_seconds: float = 0.0
-    drafters: dict[str, Drafted] = field(default_factory=dict)
+    drafters: dict[str, DrafterCounts] = field(default_factory=dict)
 
     def add(self, record: StepRecord, mine: Sequence[int], plain: float | None) -> None:
         """Count a step; `mine`: the numbers of its sequences that are counted."""
@@ -128,6 +128,7 @@ class Counts:
             self.plain_seconds += plain * tokens / len(mine)
 
     def _add_tree(self, record: StepRecord, index: int, kept: int) -> None:
+        """Count the nodes of a sequence's tree by drafter; `kept` tokens of the step have stayed."""
         tree, verdict = record.trees[index], record.verdicts[index]
         if not len(tree):
             return
@@ -137,9 +138,9 @@ class Counts:
         for node, (source, depth, kind) in enumerate(columns):
             if kind == PROBE:
                 continue
-            found = self.drafters.setdefault(record.drafters[source], Drafted())
-            found.verified += 1
-            found.accepted += node in path
+            counts = self.drafters.setdefault(record.drafters[source], DrafterCounts())
+            counts.verified += 1
+            counts.accepted += node in path
             if depth <= POSITIONS:
                 tried.add((source, depth))
                 if node in path:
@@ -150,9 +151,15 @@ class Counts:
             self.drafters[record.drafters[source]].reached[depth - 1] += 1
 
     def to_dict(self) -> Json:
-        names = ("began", "steps", "tokens", "seconds", "priced_tokens", "plain_seconds")
-        found = {name: getattr(self, name) for name in names}
-        return found | {"drafters": {name: one.to_dict() for name, one in self.drafters.items()}}
+        return {
+            "began": self.began,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "priced_tokens": self.priced_tokens,
+            "plain_seconds": self.plain_seconds,
+            "drafters": {name: counts.to_dict() for name, counts in self.drafters.items()},
+        }
 
 
 class Onlooker:
@@ -171,21 +178,22 @@ class Onlooker:
         return self._watching
 
     def look(self, viewer: str, wanted: str) -> tuple[Json, Json | None]:
-        """What was counted for a viewer, and the last tree of the request that is wanted ("": of any)."""
+        """Return what was counted for a viewer, and the last tree of the request that is wanted ("": of any)."""
         now = monotonic()
         with self._lock:
             self._wanted = {key: end for key, end in self._wanted.items() if end > now}
-            if sum(one == viewer for one, _ in self._wanted) < MOST_WANTED or (viewer, wanted) in self._wanted:
+            if sum(who == viewer for who, _ in self._wanted) < MOST_WANTED or (viewer, wanted) in self._wanted:
                 self._wanted[viewer, wanted] = now + LOOKED
             counts = self._counts.setdefault(viewer, Counts())
             counts.expires = now + LOOKED
             if not self._watching:
                 self._watching = True
                 self._engine.watchers.append(self)
-            trees = (one for one in reversed(self._trees.values()) if sees(viewer, one["owner"]))
-            return counts.to_dict(), next((one for one in trees if wanted in ("", one["id"])), None)
+            trees = (tree for tree in reversed(self._trees.values()) if sees(viewer, tree["owner"]))
+            return counts.to_dict(), next((tree for tree in trees if wanted in ("", tree["id"])), None)
 
     def __call__(self, record: StepRecord) -> None:
+        """Take in a step. An error of the page ends the watching, and no request."""
         now = monotonic()
         try:
             with self._lock:
@@ -206,14 +214,15 @@ class Onlooker:
         self._counts, self._wanted, self._trees = {}, {}, {}
 
     def _count(self, record: StepRecord, viewers: dict[str, Counts]) -> None:
-        owners, plain = [owner_of(one.request.tenant) for one in record.sequences], self._plain_seconds(record)
+        owners = [owner_of(sequence.request.tenant) for sequence in record.sequences]
+        plain = self._plain_seconds(record)
         for viewer, counts in viewers.items():
             if mine := [index for index, owner in enumerate(owners) if sees(viewer, owner)]:
                 counts.add(record, mine, plain)
 
     def _plain_seconds(self, record: StepRecord) -> float | None:
-        """What the step would have taken without drafts: its own time where it had none, else what the controller has
-        measured, or such a step with as many sequences.
+        """Return what the step would have taken without drafts: its own time where it had none, else what the
+        controller has measured, or such a step with as many sequences.
         """
         size = len(record.sequences)
         if not any(map(len, record.proposed)):
@@ -225,6 +234,7 @@ class Onlooker:
         return self._plain.get(size) if known is None else known
 
     def _keep_trees(self, record: StepRecord, wanted: Sequence[tuple[str, str]]) -> None:
+        """Keep the trees of the requests that are wanted, as often as their share of the time allows."""
         latest = {request_id: place for place, request_id in enumerate(self._trees, 1)}
         followed = {index for key in wanted for index in self._found(record, *key)}
         for index in sorted(followed, key=lambda index: latest.get(record.sequences[index].request.id, 0)):
@@ -235,7 +245,7 @@ class Onlooker:
             if start - self._last < wait:
                 continue
             step, _ = plain_step(record, index, {}, self._engine.parts.controller.explain(index))
-            found = {
+            tree = {
                 "id": sequence.request.id,
                 "owner": owner_of(sequence.request.tenant),
                 "tokens": len(sequence.output.token_ids),
@@ -245,14 +255,14 @@ class Onlooker:
             }
             with self._lock:
                 self._trees.pop(sequence.request.id, None)
-                self._trees[sequence.request.id] = found
+                self._trees[sequence.request.id] = tree
                 while len(self._trees) > MOST_TREES:
                     del self._trees[next(iter(self._trees))]
             self._last = monotonic()
             self._took = self._last - start
 
     def _found(self, record: StepRecord, viewer: str, wanted: str) -> Iterator[int]:
-        """The last sequence that a viewer wants to see."""
+        """Yield the index of the last sequence that a viewer wants to see, if there is one."""
         for index in reversed(range(len(record.sequences))):
             request = record.sequences[index].request
             if wanted in ("", request.id) and sees(viewer, owner_of(request.tenant)):
@@ -261,7 +271,7 @@ class Onlooker:
 
 
 def clipped_step(step: Json) -> Json:
-    """With at most `MOST_NODES` nodes beside the accepted ones; what a page does not draw is left out."""
+    """Return a step with at most `MOST_NODES` nodes beside the accepted ones; what a page does not draw is left out."""
     at: dict[int, int] = {-1: -1}
     nodes: list[Json] = []
     for index, node in enumerate(step["nodes"]):
@@ -273,19 +283,19 @@ def clipped_step(step: Json) -> Json:
 
 
 def tokens_of(step: Json) -> Iterator[Json]:
-    """All that have the key "token"."""
-    yield from (one for one in (*step["nodes"], *step["top"], step["next"]) if one is not None)
+    """Yield all parts of a step that have the key "token"."""
+    yield from (part for part in (*step["nodes"], *step["top"], step["next"]) if part is not None)
 
 
 def hidden_step(step: Json) -> Json:
-    """Without its tokens: nothing tells one from another."""
+    """Return a step without its tokens: nothing tells one from another."""
     gone = {"token": 0}
     nodes = [{key: value for key, value in node.items() if key != "missed"} | gone for node in step["nodes"]]
     return step | {"root": 0, "top": [], "nodes": nodes, "next": step["next"] and step["next"] | gone}
 
 
 class LivePage:
-    """Routes of the page.
+    """Handles the routes of the page.
 
     Args:
         name: of the model.
@@ -299,15 +309,15 @@ class LivePage:
         self._chats = config.chat_template is not None or self._llm.tokenizer.has_chat_template
 
     def add(self, app: FastAPI) -> None:
-        """Bind them to their paths."""
+        """Bind the handlers to their paths."""
         for path, name in (("/", "page.html"), *((f"/static/{name}", name) for name in PAGE_FILES)):
             app.add_api_route(path, _file(name), methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
         app.add_api_route("/page/state", self.state, methods=["GET"], response_model=None, include_in_schema=False)
 
     async def state(self, http: Request) -> Response:
-        """All that the page shows."""
+        """Answer with all that the page shows."""
         viewer, wanted = http.scope["owner"], http.query_params.get("request", "")[:100]
-        found: Json = {
+        state: Json = {
             "version": __version__,
             "model": self._name,
             "admin": viewer == ADMIN,
@@ -320,41 +330,46 @@ class LivePage:
         if self._onlooker is None:
             running = self._slots.running
             count = running.total() if viewer == ADMIN else running.get(viewer, 0)
-            return json_response(found | {"running": count, "waiting": 0, "requests": []})
+            return json_response(state | {"running": count, "waiting": 0, "requests": []})
         counts, tree = self._onlooker.look(viewer, wanted)
         parts = self._llm.engine.parts
-        found |= {"drafters": list(parts.drafter_set.names), "controller": parts.controller.name, "counts": counts}
-        found["tree"] = None if tree is None else self._shown(tree, viewer)
-        return json_response(found | self._requests(viewer), headers={"Cache-Control": "no-store"})
+        state |= {"drafters": list(parts.drafter_set.names), "controller": parts.controller.name, "counts": counts}
+        state["tree"] = None if tree is None else self._shown(tree, viewer)
+        return json_response(state | self._requests(viewer), headers={"Cache-Control": "no-store"})
 
     def _requests(self, viewer: str) -> Json:
+        """Return the requests that a viewer may know of."""
         requests = self._llm.backend.requests()
-        mine = [one for one in requests.running if sees(viewer, owner_of(one.tenant))]
+        mine = [request for request in requests.running if sees(viewer, owner_of(request.tenant))]
         return {
             "running": len(mine),
-            "waiting": sum(sees(viewer, owner_of(one.tenant)) for one in requests.waiting),
+            "waiting": sum(sees(viewer, owner_of(request.tenant)) for request in requests.waiting),
             "requests": [
-                {"id": one.id, "owner": owner_of(one.tenant)[:12], "tokens": one.metrics.num_generation_tokens}
-                for one in mine[-MOST_REQUESTS:]
+                {
+                    "id": request.id,
+                    "owner": owner_of(request.tenant)[:12],
+                    "tokens": request.metrics.num_generation_tokens,
+                }
+                for request in mine[-MOST_REQUESTS:]
             ],
         }
 
     def _shown(self, tree: Json, viewer: str) -> Json:
-        """A tree with the texts of its tokens, or without where the viewer must not read them."""
+        """Return a tree with the texts of its tokens, or without where the viewer must not read them."""
         readable = self._config.log_requests or (tree["owner"] == viewer and not self._shared)
         step = tree["step"] if readable else hidden_step(tree["step"])
-        ids = {step["root"], *(one["token"] for one in tokens_of(step))}
+        ids = {step["root"], *(part["token"] for part in tokens_of(step))}
         spell: Callable[[int], str] = self._llm.tokenizer.token_text if readable else lambda _: "\N{BULLET}"
         return tree | {
             "owner": tree["owner"][:12],
             "readable": readable,
             "step": step,
-            "texts": {str(one): spell(one)[:MOST_TEXT] for one in ids},
+            "texts": {str(token): spell(token)[:MOST_TEXT] for token in ids},
         }
 
 
 def _file(name: str) -> Callable[[], Any]:
-    """What answers with a file of the package, read once."""
+    """Return a handler that answers with a file of the package, read once."""
     folder = PAGES if name in ("explain.css", "tree.js") else FILES
     content, kind = (folder / name).read_bytes(), f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
 

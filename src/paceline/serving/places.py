@@ -18,7 +18,7 @@ OWNER: Final = ContextVar("owner", default="")
 
 
 class Places:
-    """So many at once. Used by one event loop.
+    """Lets so many work at once, and keys wait in turn. It is used by one event loop.
 
     Attributes:
         waiting: how many wait, by owner.
@@ -30,7 +30,7 @@ class Places:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Have one, in turn."""
+        """Hold a place until the block ends."""
         await self.take()
         try:
             yield
@@ -38,7 +38,7 @@ class Places:
             self.give()
 
     async def take(self) -> None:
-        """Have one until `give`."""
+        """Wait for a place, and hold it until `give`."""
         if self._free:
             self._free -= 1
             return
@@ -57,7 +57,7 @@ class Places:
             self.waiting[owner] -= 1
 
     def give(self) -> None:
-        """Let the next one have it."""
+        """Let the next one have the place."""
         while self._line:
             turn = self._line.pop(self._line.owners[0])
             if not turn.done():  # nobody waits for one that was cancelled

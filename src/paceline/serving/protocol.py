@@ -5,7 +5,7 @@ about the answer (`user`, `metadata`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from annotated_types import MaxLen
@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from paceline.serving.api_errors import ApiError
 from paceline.serving.field_errors import UNSUPPORTED, Path, explained, path_of
 from paceline.serving.field_notes import NOTES
 from paceline.serving.fields import CHAT, COMPLETIONS, FieldError, settle
@@ -49,25 +50,23 @@ SAMPLING: Final = (
     "truncate_prompt_tokens",
     "prompt_logprobs",
 )
-"""Fields that are sampling parameters of the same name."""
+"""These fields are sampling parameters of the same name."""
 
 MAX_MESSAGES: Final = 8192
 MAX_TEXTS: Final = 1024
-"""Of `stop`, and of `bad_words`."""
+"""So many texts may `stop` hold, and `bad_words`."""
 
 MAX_BIASES: Final = 2**16
-"""Of `logit_bias`."""
+"""So many tokens may `logit_bias` hold."""
 
 MAX_ERRORS: Final = 64
 """Of a body that are told apart: a text for each of a million would take minutes and gigabytes."""
 
 
-MAX_MESSAGE: Final = 2000
-"""Characters of an error's message, and of its field: both may repeat what a client sent."""
-
-
 class _Quick(FailFast):
-    """The first wrong item of a list is told: millions of them would be an error each. May be part of a union."""
+    """Makes a list of which only the first wrong item is told: millions of them would be an error each. It may be part
+    of a union.
+    """
 
     __hash__ = object.__hash__
 
@@ -84,7 +83,7 @@ Thoughts = Annotated[Any, WithJsonSchema({"anyOf": [NUMBER, {"type": "object"}]}
 
 
 class Strict(BaseModel):
-    """No unknown fields, no texts for numbers."""
+    """Takes no unknown fields, and no texts for numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
@@ -101,9 +100,9 @@ class Body(Strict):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _few_errors(cls, given: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+    def _few_errors(cls, body: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            return validate(given)
+            return validate(body)
         except ValidationError as error:
             if error.error_count() > MAX_ERRORS:
                 raise PydanticCustomError("too_many_errors", f"more than {MAX_ERRORS} things in it are wrong") from None
@@ -111,18 +110,18 @@ class Body(Strict):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _settled(cls, given: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        if not isinstance(given, dict):
-            return validate(given)
+    def _settled(cls, body: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(body, dict):
+            return validate(body)
         try:
-            settle(cls.api, given, cls.model_fields.keys())
+            settle(cls.api, body, cls.model_fields.keys())
         except FieldError as error:
             raise ApiError(str(error), param=error.param, code=error.code) from None
-        return _pruned(validate, given, ())
+        return _pruned(validate, body, ())
 
 
 class CacheControl(Strict):
-    """Where a prefix ends that may be cached, as Anthropic's clients say it; all are."""
+    """Says where a prefix ends that may be cached, in Anthropic's words; all prefixes are cached."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -130,7 +129,7 @@ class CacheControl(Strict):
 
 
 class CacheBreakpoint(Strict):
-    """The same in OpenAI's words."""
+    """Says the same in OpenAI's words."""
 
     mode: Literal["explicit"]
     ttl: Literal["30m", "12h"] | None = None
@@ -145,7 +144,7 @@ send back (its text or arguments, parsed).
 
 
 class StreamOptions(Strict):
-    """What a stream tells beside the text."""
+    """Says what a stream tells beside the text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -154,7 +153,7 @@ class StreamOptions(Strict):
 
 
 class JsonSchema(Strict):
-    """`response_format` of type json_schema."""
+    """Is the schema of a `response_format` of type json_schema."""
 
     name: str | None = None
     description: str | None = None
@@ -163,21 +162,21 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """What the answer must be."""
+    """Says what the answer must be."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class Prediction(Strict):
-    """What the answer is expected to be."""
+    """Says what the answer is expected to be."""
 
     type: Literal["content"] = "content"
     content: str | Annotated[list[dict[str, Any]], QUICK]
 
 
 class Sampled(Body):
-    """What both kinds of requests may hold.
+    """Has the fields that chats and completions share.
 
     Number fields take whole numbers for floats; ranges are those of `SamplingParams`, which checks them.
     """
@@ -219,15 +218,15 @@ class Sampled(Body):
     safety_identifier: str | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters that were given."""
-        return {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        """Return the sampling parameters that were given."""
+        return {name: value for name, value in self if name in SAMPLING and value is not None}
 
 
 Prompts = str | Annotated[list[str], QUICK] | TokenIds | Annotated[list[TokenIds], QUICK]
 
 
 class CompletionRequest(Sampled):
-    """`/v1/completions`."""
+    """Is the body of `/v1/completions`."""
 
     api: ClassVar[str] = COMPLETIONS
     prompt: Prompts
@@ -238,8 +237,8 @@ class CompletionRequest(Sampled):
     add_special_tokens: bool = True
 
 
-class TextPart(Strict):
-    """A part of a content."""
+class ChatTextPart(Strict):
+    """Is a part of a content: text, or a refusal."""
 
     type: Literal["text", "refusal"]
     text: str | None = None
@@ -249,7 +248,7 @@ class TextPart(Strict):
 
 
 class FunctionCall(Strict):
-    """Which function, with which arguments as JSON."""
+    """Says which function is called, with which arguments as JSON."""
 
     name: str
     arguments: str
@@ -257,7 +256,7 @@ class FunctionCall(Strict):
 
 
 class ToolCall(Strict):
-    """A call that the model made."""
+    """Is a call that the model made."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -269,7 +268,7 @@ class Message(Strict):
     """One message of a conversation; contents are texts or parts of them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], QUICK] | None = None
+    content: str | Annotated[list[ChatTextPart], QUICK] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], QUICK] | None = None
     tool_call_id: str | None = None
@@ -290,7 +289,7 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z
 
 
 class Function(Strict):
-    """What may be called."""
+    """Describes a function that may be called."""
 
     name: FunctionName
     description: str | None = None
@@ -301,7 +300,7 @@ class Function(Strict):
 
 
 class Tool(Strict):
-    """A function of the client's."""
+    """Wraps a function of the client's, as OpenAI's tools do."""
 
     type: Literal["function"]
     function: Function
@@ -310,26 +309,26 @@ class Tool(Strict):
 
 
 class NamedFunction(Strict):
-    """By its name."""
+    """Names a function."""
 
     name: str
 
 
 class NamedTool(Strict):
-    """The function that must be called."""
+    """Names the function that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class ThinkingSwitch(Strict):
-    """Whether the model thinks."""
+    """Says whether the model thinks."""
 
     type: Literal["enabled", "disabled"]
 
 
 class ChatRequest(Sampled):
-    """`/v1/chat/completions`."""
+    """Is the body of `/v1/chat/completions`."""
 
     api: ClassVar[str] = CHAT
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), QUICK]
@@ -350,7 +349,7 @@ class ChatRequest(Sampled):
 
 
 class TokenizeRequest(Body):
-    """`/tokenize`: a prompt, or a conversation."""
+    """Is the body of `/tokenize`: a prompt, or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
@@ -364,105 +363,24 @@ class TokenizeRequest(Body):
 
 
 DecodingRequest = CompletionRequest | ChatRequest
-"""What is answered with what the model decodes."""
+"""These requests are answered with what the model decodes."""
 
 TemplateRequest = ChatRequest | TokenizeRequest
-"""What may hold a conversation, which a template renders."""
+"""These requests may hold a conversation, which a template renders."""
 
 
 class DetokenizeRequest(Body):
-    """`/detokenize`."""
+    """Is the body of `/detokenize`."""
 
     model: str | None = None
     tokens: TokenIds
-
-
-class Problem(BaseModel):
-    """What was wrong.
-
-    Attributes:
-        param: the field that is wrong, as `messages.0.content`.
-        code: for programs.
-    """
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorAnswer(BaseModel):
-    """Every answer that is an error."""
-
-    error: Problem
-
-
-MESSAGES: Final = "/v1/messages"
-"""The routes of Anthropic's API."""
-
-ANTHROPIC: Final = {
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-}
-"""Its names for statuses."""
-
-
-class ApiError(Exception):
-    """What a client did wrong, or what the server cannot do now.
-
-    Args:
-        status: of HTTP.
-        param: the field that is wrong, as `messages.0.content`.
-        code: for programs.
-        headers: more of the answer's headers.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        param: str | None = None,
-        code: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message, self.param = _cut(message), None if param is None else _cut(param)
-        self.status, self.code, self.headers = status, code, headers or {}
-
-    def renamed(self, names: Mapping[str, str]) -> ApiError:
-        """The same error in an API that has other names for these fields."""
-        first, _, rest = (self.param or "").partition(".")
-        if first not in names:
-            return self
-        message = self.message.replace(first, names[first], 1)
-        param = ".".join(part for part in (names[first], rest) if part)
-        return ApiError(message, status=self.status, param=param, code=self.code, headers=self.headers)
-
-    def body(self, path: str = "") -> dict[str, Any]:
-        """As the clients of that route read it: Anthropic's, or OpenAI's."""
-        if path.startswith(MESSAGES):
-            kind = ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-            named = self.message if (self.param or "") in self.message else f"{self.param}: {self.message}"
-            more = {} if self.code is None else {"details": {"error_code": self.code}}
-            return {"type": "error", "error": {"type": kind, "message": named, **more}}
-        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."
 
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def checked(kind: type[Model], value: Any, *at: str) -> Model:
-    """A part of a request as one of these.
+    """Read a part of a request as one of these.
 
     Args:
         at: the way to it.
@@ -478,11 +396,13 @@ def checked(kind: type[Model], value: Any, *at: str) -> Model:
         body = value
         for part in reversed(at):
             body = {part: body}
-        raise invalid_field([{**one, "loc": ("body", *at, *one["loc"])} for one in error.errors()], body) from None
+        raise invalid_field(
+            [{**detail, "loc": ("body", *at, *detail["loc"])} for detail in error.errors()], body
+        ) from None
 
 
 def invalid_field(errors: Sequence[Any], body: Any) -> ApiError:
-    """The error that tells most of what is wrong with a body.
+    """Return the error that tells most of what is wrong with a body.
 
     Args:
         errors: of pydantic.
@@ -491,31 +411,33 @@ def invalid_field(errors: Sequence[Any], body: Any) -> ApiError:
     return ApiError(message, param=param, code=code)
 
 
-def _pruned(validate: Callable[[Any], Model], given: Any, at: Sequence[str]) -> Model:
-    """What is made of a value, without the fields inside it that cannot be honoured, where those are ignored."""
+def _pruned(validate: Callable[[Any], Model], value: Any, at: Sequence[str]) -> Model:
+    """Return what is made of a value, without the fields inside it that cannot be honoured, where those are ignored."""
     notes = NOTES.get()
     if notes is None or not notes.lenient:
-        return validate(given)
+        return validate(value)
     for _ in range(MAX_ERRORS):
         try:
-            return validate(given)
+            return validate(value)
         except ValidationError as error:
             few = error.errors() if error.error_count() <= MAX_ERRORS else []
-            found = [{**one, "loc": ("body", *one["loc"])} for one in few if one["type"] in UNSUPPORTED]
-            if not found:
+            unsupported = [
+                {**detail, "loc": ("body", *detail["loc"])} for detail in few if detail["type"] in UNSUPPORTED
+            ]
+            if not unsupported:
                 raise
-        for path in filter(None, [path_of(one, given) for one in found]):
-            _cut_out(given, path)
+        for path in filter(None, [path_of(detail, value) for detail in unsupported]):
+            _cut_out(value, path)
             notes.ignore(".".join(part for part in (*at, *path) if isinstance(part, str) and not part.isdecimal()))
-    return validate(given)
+    return validate(value)
 
 
 def _cut_out(value: Any, path: Path) -> None:
     """Take out the key at the end of a path, and of all its like in lists on the way."""
     first, *rest = path
     if isinstance(value, list):
-        for one in value:
-            _cut_out(one, tuple(rest))
+        for item in value:
+            _cut_out(item, tuple(rest))
     elif isinstance(value, dict) and first in value:
         if rest:
             _cut_out(value[first], tuple(rest))

@@ -20,6 +20,7 @@ from ray.serve._private import replica as internals
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException, ReplicaUnavailableError
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from starlette.types import Message
 
 from paceline.async_llm import AsyncLLM
 from paceline.config import ReplicaConfig, ServerConfig
@@ -47,8 +48,7 @@ TOLD: Final = 10.0
 """Seconds in which replicas must answer what all are asked."""
 
 Json = dict[str, Any]
-Messages = list[Json]
-"""Of ASGI."""
+Messages = list[Message]
 
 
 class Replica:
@@ -79,27 +79,27 @@ class Replica:
             self._error = str(error)  # told by `fault`: another try would end in the same way
 
     async def fault(self) -> str:
-        """Why this replica cannot be used; empty where it can."""
+        """Return why this replica cannot be used; empty where it can."""
         if self._alone and (ports := _open_ports()):
             return f"this version of Ray listens beyond 127.0.0.1 ({', '.join(ports)}); use --ray-address, or another"
         return self._error
 
     async def check_health(self) -> None:
-        """Of Ray Serve: what raises here is replaced."""
+        """Raise where the engine has ended; Ray Serve replaces a replica that does."""
         if not self._error and self._model.llm.closed:
             raise RuntimeError("the engine has ended")
 
     async def answer(self, scope: Json, body: bytes, affinity: Affinity = ()) -> AsyncGenerator[Messages]:
-        """What the application sends, as it comes.
+        """Yield what the application sends, as it comes.
 
         Args:
             affinity: for the router.
         """
         await self._begun()
-        sent = asyncio.Queue[Json | None]()
+        sent = asyncio.Queue[Message | None]()
         gone, asked = asyncio.Event(), [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def receive() -> Json:
+        async def receive() -> Message:
             if asked:
                 return asked.pop()
             await gone.wait()
@@ -118,8 +118,8 @@ class Replica:
                 task.cancel()
 
     async def whole(self, scope: Json, body: bytes) -> tuple[str, int, Messages]:
-        """This replica's name, the status and all messages of an answer that is no stream."""
-        messages = [one async for part in self.answer(scope, body) for one in part]
+        """Return this replica's name, the status and all messages of an answer that is no stream."""
+        messages = [message async for part in self.answer(scope, body) for message in part]
         return self.name, messages[0]["status"], messages
 
     async def _begun(self) -> None:
@@ -129,8 +129,9 @@ class Replica:
 
 
 def _listen_on_loopback() -> None:
-    """Ray Serve opens a port on all interfaces in each replica, for which it has no option. It asks for a token there,
-    but what need not be reached should not be. A version of Ray that does it otherwise is found by `_open_ports`.
+    """Keep Ray Serve from opening a port on all interfaces in each replica, for which it has no option. It asks for a
+    token there, but what need not be reached should not be. A version of Ray that does it otherwise is found by
+    `_open_ports`.
     """
     if not hasattr(internals, "add_port_to_grpc_server"):
         return
@@ -139,23 +140,27 @@ def _listen_on_loopback() -> None:
 
 
 def _open_ports() -> list[str]:
-    """Where this process listens beyond this machine."""
-    found = [one.laddr for one in psutil.Process().net_connections("inet") if one.status == psutil.CONN_LISTEN]
-    return [f"{ip} port {port}" for ip, port in found if not ip_address(ip.removeprefix("::ffff:")).is_loopback]
+    """Return where this process listens beyond this machine."""
+    addresses = [
+        connection.laddr
+        for connection in psutil.Process().net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    return [f"{ip} port {port}" for ip, port in addresses if not ip_address(ip.removeprefix("::ffff:")).is_loopback]
 
 
-async def _come(sent: asyncio.Queue[Json | None]) -> Messages:
-    """All messages that are there, at least one; none at the end."""
-    found = [await sent.get()]
+async def _come(sent: asyncio.Queue[Message | None]) -> Messages:
+    """Return all messages that are there, at least one; none at the end."""
+    messages = [await sent.get()]
     while not sent.empty():
-        found.append(sent.get_nowait())
-    if found[-1] is None:
+        messages.append(sent.get_nowait())
+    if messages[-1] is None:
         sent.put_nowait(None)
-    return [one for one in found if one is not None]
+    return [message for message in messages if message is not None]
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # of Ray, which has no types
-    """Ray Serve's choice of a replica, by `ranked`."""
+    """Chooses replicas for Ray Serve, by `ranked`."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -163,31 +168,31 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # of Ray, which has no
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._seen.keep(one.replica_id.unique_id for one in replicas)
+        self._seen.keep(replica.replica_id.unique_id for replica in replicas)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Ranks of one replica each, the best first."""
+        """Return ranks of one replica each, the best first."""
         affinity = _affinity(pending_request)
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-        found = {one.replica_id.unique_id: one for one in candidate_replicas}
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         queues = self.replica_queue_len_cache
-        loads = {name: queues.get(one.replica_id) or 0 for name, one in found.items()}
-        return [[found[name]] for name in ranked(affinity, self._seen.shared(affinity), loads)]
+        loads = {name: queues.get(replica.replica_id) or 0 for name, replica in by_name.items()}
+        return [[by_name[name]] for name in ranked(affinity, self._seen.shared(affinity), loads)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: Any, result: Any) -> None:
         self._seen.add(_affinity(pending_request), replica_id.unique_id)
 
 
 def _affinity(request: PendingRequest | None) -> Affinity:
-    found: Affinity = () if request is None else request.kwargs.get("affinity", ())
-    return found
+    affinity: Affinity = () if request is None else request.kwargs.get("affinity", ())
+    return affinity
 
 
 class Replicas:
-    """Asks them.
+    """Asks the replicas of a deployment, as `Fleet` has it.
 
     Args:
         handle: of the deployment.
@@ -203,7 +208,7 @@ class Replicas:
 
     @asynccontextmanager
     async def answer(self, scope: Json, body: bytes, affinity: Affinity) -> AsyncGenerator[Any]:
-        """Parts of an answer as they come, from the replica that suits the request best."""
+        """Give the parts of an answer as they come, from the replica that suits the request best."""
         parts = self._handle.options(stream=True).answer.remote(scope, body, affinity=affinity)
         try:
             yield parts
@@ -211,10 +216,10 @@ class Replicas:
             parts.cancel()
 
     async def all(self, scope: Json, body: bytes = b"") -> list[tuple[str, int, Messages]]:
-        """What every replica answers; those that die meanwhile are left out."""
-        found = self._handle.broadcast("whole", scope, body)
-        answers = await found.results_async(timeout_s=TOLD, return_exceptions=True)
-        return [one for one in answers if not isinstance(one, BaseException)]
+        """Ask every replica; those that die meanwhile are left out."""
+        pending = self._handle.broadcast("whole", scope, body)
+        answers = await pending.results_async(timeout_s=TOLD, return_exceptions=True)
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     def check(self) -> None:
         """Raise what kept the replicas from loading their model.
@@ -228,7 +233,7 @@ class Replicas:
 
 @contextmanager
 def replicated(options: Mapping[str, Any], config: ServerConfig, wanted: ReplicaConfig) -> Iterator[Replicas]:
-    """Replicas that have loaded their model, until the block ends.
+    """Start replicas, and give them when they have loaded their model, until the block ends.
 
     Args:
         options: of `LLM`, without `threads` where they are to share the cores.
@@ -240,15 +245,16 @@ def replicated(options: Mapping[str, Any], config: ServerConfig, wanted: Replica
     serve.start(proxy_location="Disabled", logging_config=QUIET)
     handle = serve.run(_deployment(options, config, wanted), name=APPLICATION, route_prefix=None)
     try:
-        found = Replicas(handle)
-        found.check()
-        yield found
+        replicas = Replicas(handle)
+        replicas.check()
+        yield replicas
     finally:
         if wanted.ray_address is not None:  # otherwise they end with Ray
             serve.delete(APPLICATION)
 
 
 def _deployment(options: Mapping[str, Any], config: ServerConfig, wanted: ReplicaConfig) -> Any:
+    """Describe the replicas to Ray Serve: their number, their cores, their health and how they are chosen."""
     threads = wanted.threads(options.get("threads"))
     resources: dict[str, float] = {"num_cpus": threads}
     if str(options.get("device", "")).startswith("cuda"):

@@ -1,4 +1,4 @@
-"""What the log says of requests, and the form of its lines: JSON, without any text of a request."""
+"""The log tells of each request in a line of JSON, without any text of it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CONSTRAINTS: Final = ("structured_outputs", "response_format", "tools", "text", 
 """Fields of grammars and schemas, of which messages repeat parts without quoting them."""
 
 MOST: Final = 300
-"""Characters of a message."""
+"""So many characters of a message are logged."""
 
 CLOSED: Final = 499
 """Status of a request whose client went away, as nginx has it."""
 
 
-class Facts(dict[str, Any]):
-    """Fields of a line in the log, as which they are JSON.
+class LogFields(dict[str, Any]):
+    """Collects the fields of a line in the log, as which they are JSON.
 
     Attributes:
         start: reading of the clock (`time.perf_counter`) when the request came.
@@ -38,11 +38,11 @@ class Facts(dict[str, Any]):
         return json.dumps(self)
 
     def seconds(self) -> float:
-        """Since the request came."""
+        """Return how long ago the request came."""
         return round(perf_counter() - self.start, 4)
 
     def begun(self) -> None:
-        """A token has come."""
+        """Note that the first token has come, unless it had before."""
         self.setdefault("first_token_seconds", self.seconds())
 
     def count(self, prompt: int, cached: int, completion: int) -> None:
@@ -55,7 +55,9 @@ class Facts(dict[str, Any]):
             self[name] = self.get(name, 0) + number
 
     def failed(self, status: int, message: str, code: str | None, param: str | None) -> None:
-        """Why it failed. What the client did wrong is told without what the message quotes of the request."""
+        """Note why the request failed. What the client did wrong is told without what the message quotes of the
+        request.
+        """
         if not self.texts and status < 500:
             message = "" if (param or "").partition(".")[0] in CONSTRAINTS else QUOTED.sub("'...'", message)
         known = {"error_code": code, "error_param": None if param is None else param[:64]}
@@ -63,7 +65,7 @@ class Facts(dict[str, Any]):
         self.update({name: value for name, value in known.items() if value})
 
     def failed_with(self, status: int, body: bytes) -> None:
-        """Likewise, of an answer's body in the form of any of the APIs, or with a status in words."""
+        """Note the same of an answer's body in the form of any of the APIs, or with a status in words."""
         try:
             told = json.loads(body)
             error = told.get("error") or {"message": told["status"]}
@@ -73,12 +75,12 @@ class Facts(dict[str, Any]):
 
 
 class JsonLines(logging.Formatter):
-    """A record as a line of JSON: time, level, logger, and the fields of `Facts` or the message."""
+    """Writes a record as a line of JSON: time, level, logger, and the fields of `LogFields` or the message."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {"time": time.replace("+00:00", "Z"), "level": record.levelname.lower(), "logger": record.name}
-        facts = record.args if isinstance(record.args, Facts) else {"message": record.getMessage()}
+        facts = record.args if isinstance(record.args, LogFields) else {"message": record.getMessage()}
         line |= {name: value for name, value in facts.items() if name not in line}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from paceline.serving.protocol import ApiError, CacheBreakpoint, CacheMark, Parsed, Strict, checked
+from paceline.serving.api_errors import ApiError
+from paceline.serving.protocol import CacheBreakpoint, CacheMark, Parsed, Strict, checked
 
 Json = dict[str, Any]
 
@@ -16,13 +17,13 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class Caller(Strict):
-    """Who makes a call: the model itself."""
+    """Says who makes a call: the model itself."""
 
     type: Literal["direct"]
 
 
-class TextPart(Strict):
-    """A part of a message."""
+class ResponsesTextPart(Strict):
+    """Is a part of a message: text, or a refusal."""
 
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: str = ""
@@ -35,7 +36,7 @@ class TextPart(Strict):
 
 
 class Item(Strict):
-    """What all items may have."""
+    """Has what all items may have."""
 
     type: str = "message"
     id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
@@ -43,7 +44,7 @@ class Item(Strict):
 
 
 class MessageItem(Item):
-    """What somebody said."""
+    """Holds what somebody said."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[dict[str, Any]]
@@ -51,7 +52,7 @@ class MessageItem(Item):
 
 
 class CallItem(Item):
-    """A call that the model made."""
+    """Holds a call that the model made."""
 
     call_id: str
     name: str
@@ -63,7 +64,7 @@ class CallItem(Item):
 
 
 class CallOutputItem(Item):
-    """What a call gave."""
+    """Holds what a call gave."""
 
     call_id: str
     output: str | list[dict[str, Any]]
@@ -73,7 +74,7 @@ class CallOutputItem(Item):
 
 
 class ReasoningItem(Item):
-    """What the model thought."""
+    """Holds what the model thought."""
 
     summary: list[dict[str, Any]] = Field(default_factory=list)
     content: list[dict[str, Any]] | None = None
@@ -90,7 +91,7 @@ ITEMS: Final[Mapping[str, tuple[type[Item], str]]] = {
 
 
 def new_id(kind: str) -> str:
-    """128 random bits."""
+    """Return an id of 128 random bits."""
     return f"{kind}_{secrets.token_hex(16)}"
 
 
@@ -105,48 +106,49 @@ def known(part: Json, types: Iterable[str], at: str) -> None:
         raise ApiError(f"{at}.type must be {' or '.join(types)}, got {kind!r}", param=f"{at}.type")
 
 
-def items_of(given: str | Sequence[Json]) -> list[Json]:
-    """The items of an input, complete.
+def items_of(content: str | Sequence[Json]) -> list[Json]:
+    """Return the items of an input, complete with ids and states.
 
     Raises:
         ApiError: one that is of no known kind, or wrong.
     """
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    return [_item({"type": "message"} | one, f"input.{number}") for number, one in enumerate(given)]
+    raw_items = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    return [_item({"type": "message"} | raw, f"input.{number}") for number, raw in enumerate(raw_items)]
 
 
-def _item(one: Json, at: str) -> Json:
-    known(one, ITEMS, at)
-    model, prefix = ITEMS[one["type"]]
-    item = checked(model, one, *at.split("."))
-    found = {"id": new_id(prefix), "status": "completed"} | item.model_dump(exclude_none=True)
+def _item(raw: Json, at: str) -> Json:
+    """Check an item, and complete it with an id, a state and its parts."""
+    known(raw, ITEMS, at)
+    model, prefix = ITEMS[raw["type"]]
+    item = checked(model, raw, *at.split("."))
+    complete = {"id": new_id(prefix), "status": "completed"} | item.model_dump(exclude_none=True)
     if isinstance(item, MessageItem):
         spoken = item.role == "assistant"
-        found["content"] = _parts(item.content, "output_text" if spoken else "input_text", f"{at}.content")
+        complete["content"] = _parts(item.content, "output_text" if spoken else "input_text", f"{at}.content")
     elif isinstance(item, CallOutputItem) and not isinstance(item.output, str):
-        found["output"] = _parts(item.output, "input_text", f"{at}.output")
-    return found
+        complete["output"] = _parts(item.output, "input_text", f"{at}.output")
+    return complete
 
 
-def _parts(given: str | list[Json], kind: str, at: str) -> list[Json]:
+def _parts(content: str | list[Json], kind: str, at: str) -> list[Json]:
+    """Return a content as parts of one kind, with refusals as they are."""
     more: Json = {"annotations": []} if kind == "output_text" else {}
-    if isinstance(given, str):
-        return [{"type": kind, "text": given, **more}]
-    found: list[Json] = []
-    for number, one in enumerate(given):
-        known(one, ("input_text", "output_text", "text", "refusal"), f"{at}.{number}")
-        part = checked(TextPart, one, *at.split("."), str(number))
+    if isinstance(content, str):
+        return [{"type": kind, "text": content, **more}]
+    parts: list[Json] = []
+    for number, raw in enumerate(content):
+        known(raw, ("input_text", "output_text", "text", "refusal"), f"{at}.{number}")
+        part = checked(ResponsesTextPart, raw, *at.split("."), str(number))
         if part.type == "refusal":
-            found.append({"type": "refusal", "refusal": part.refusal})
+            parts.append({"type": "refusal", "refusal": part.refusal})
         else:
-            found.append({"type": kind, "text": part.text, **more})
-    return found
+            parts.append({"type": kind, "text": part.text, **more})
+    return parts
 
 
 def messages_of(items: Iterable[Json]) -> list[Json]:
-    """Items as messages of a chat: thoughts, text and calls that follow each other are one turn of the model's."""
-    found: list[Json] = []
+    """Return items as messages of a chat; thoughts, text and calls that follow each other are one turn of the model."""
+    messages: list[Json] = []
     turn: Json = {}
     for item in items:
         kind = item["type"]
@@ -154,11 +156,11 @@ def messages_of(items: Iterable[Json]) -> list[Json]:
             continue
         if kind in ("message", "function_call_output") and item.get("role") != "assistant":
             turn = {}
-            found.append(_said(item))
+            messages.append(_said(item))
             continue
         if not turn or (turn.keys() & {"content", "tool_calls"} and kind != "function_call"):
             turn = {"role": "assistant"}
-            found.append(turn)
+            messages.append(turn)
         if kind == "reasoning":
             turn["reasoning_content"] = turn.get("reasoning_content", "") + "\n".join(
                 str(part.get("text") or "") for part in item.get("content") or item["summary"]
@@ -168,7 +170,10 @@ def messages_of(items: Iterable[Json]) -> list[Json]:
             turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
         else:
             turn["content"] = _content(item["content"])
-    return [{"content": ""} | one if one.keys() == {"role", "reasoning_content"} else one for one in found]
+    return [
+        {"content": ""} | message if message.keys() == {"role", "reasoning_content"} else message
+        for message in messages
+    ]
 
 
 def _said(item: Json) -> Json:
@@ -177,8 +182,8 @@ def _said(item: Json) -> Json:
     return {"role": item["role"], "content": _content(item["content"])}
 
 
-def _content(given: str | Sequence[Json]) -> str | list[Json]:
-    if isinstance(given, str):
-        return given
-    texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in given]
+def _content(content: str | Sequence[Json]) -> str | list[Json]:
+    if isinstance(content, str):
+        return content
+    texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in content]
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]

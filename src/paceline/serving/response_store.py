@@ -21,7 +21,7 @@ from threading import Lock
 from typing import Any, Final
 
 from paceline.errors import ConfigError
-from paceline.serving.protocol import ApiError
+from paceline.serving.api_errors import ApiError
 
 logger = logging.getLogger("paceline.serving")
 
@@ -31,16 +31,16 @@ OURS: Final = 0x5061636C
 """`application_id` of such a file."""
 
 WAIT: Final = 10.0
-"""Seconds to wait for another process that writes."""
+"""Another process that writes is waited for so many seconds."""
 
 RESERVE: Final = 2**20
-"""Bytes that are kept free for deleting on a full disk."""
+"""So many bytes are kept free for deleting on a full disk."""
 
 LOG_PAGES: Final = 32
 """Of the log that wait to be written to the database, which must fit into the reserve."""
 
 FULL: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-"""What a write that finds no room ends with."""
+"""A write that finds no room ends with one of these codes."""
 
 LONG_AGO: Final = 0.5
 """A time that takes as many bytes as all others, so that the texts of the row stay where they are."""
@@ -78,7 +78,7 @@ OWNERS: Final = (
         DELETE FROM owners WHERE owner = OLD.owner AND bytes <= 0;
     END""",
 )
-"""What files of earlier versions lack."""
+"""Files of earlier versions lack these tables."""
 
 OLDEST: Final = """SELECT min(number) FROM responses
     WHERE owner = (SELECT owner FROM owners ORDER BY bytes DESC, owner = ? DESC LIMIT 1)"""
@@ -87,7 +87,7 @@ OLDEST: Final = """SELECT min(number) FROM responses
 
 @dataclass(slots=True)
 class Stored:
-    """A response as it was sent, and the items that it was made from, those of earlier turns first."""
+    """Is a response as it was sent, with the items that it was made from, those of earlier turns first."""
 
     response: Json
     input: list[Json]
@@ -129,12 +129,14 @@ class ResponseStore:
             raise ConfigError(f"response_file must be a database of responses, got {file!r} ({error})") from None
 
     def _prepare(self, path: Path | None) -> None:
-        def found(question: str) -> int:
+        """Make the tables, or those that an earlier version had not, and forget what is too old."""
+
+        def number_of(question: str) -> int:
             return int(self._base.execute(question).fetchone()[0])
 
         empty = "SELECT count(*) = 0 FROM sqlite_schema"
         no_owners = "SELECT count(*) = 0 FROM sqlite_schema WHERE name = 'owners'"
-        if not found(empty) and found("PRAGMA application_id") != OURS:
+        if not number_of(empty) and number_of("PRAGMA application_id") != OURS:
             raise sqlite3.DatabaseError("it is another program's")
         if path is not None:
             path.chmod(0o600)  # and so is what SQLite puts beside it
@@ -146,14 +148,14 @@ class ResponseStore:
         ):
             self._base.execute(f"PRAGMA {pragma}")
         with self._change():
-            for statement in TABLES if found(empty) else ():
+            for statement in TABLES if number_of(empty) else ():
                 self._base.execute(statement)
-            for statement in OWNERS if found(no_owners) else ():
+            for statement in OWNERS if number_of(no_owners) else ():
                 self._base.execute(statement)
             self._forget(time.time())
 
     def _keep_free(self) -> None:
-        """Have the reserve on disk, where there is room for it."""
+        """Keep the reserve on disk, where there is room for it."""
         if self._reserve is None or self._reserve.exists():
             return
         try:
@@ -170,7 +172,7 @@ class ResponseStore:
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """All or nothing, on disk at the end."""
+        """Do all in the block or nothing; it is on disk at the end."""
         with self._lock:
             self._base.execute("BEGIN IMMEDIATE")
             try:
@@ -183,7 +185,7 @@ class ResponseStore:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What SQLite cannot do is noted, and an error for the client."""
+        """Note what SQLite cannot do, and raise it as an error for the client."""
         try:
             yield
         except sqlite3.Error as error:
@@ -223,11 +225,11 @@ class ResponseStore:
         self._keep_free()
 
     def holds(self, items: list[Json]) -> bool:
-        """Whether a response to this input may be kept at all."""
+        """Tell whether a response to this input may be kept at all."""
         return len(_dumped(items)) <= self.most
 
     def get(self, owner: str, name: str) -> Stored | None:
-        """A response of this owner; None where there is none."""
+        """Return a response of this owner; None where there is none."""
         if not name.isascii():  # as no id is; SQLite takes no halves of characters
             return None
         asked = "SELECT response, input FROM responses WHERE id = ? AND owner = ? AND expires > ?"
@@ -236,12 +238,12 @@ class ResponseStore:
         return None if row is None else Stored(json.loads(row[0]), json.loads(row[1]))
 
     def delete(self, owner: str, name: str) -> bool:
-        """Forget a response; whether there was one."""
+        """Forget a response; returns whether there was one."""
         with self._told():
             try:
-                found = self._delete(owner, name)
+                deleted = self._delete(owner, name)
                 self.fault = ""
-                return found
+                return deleted
             except sqlite3.Error as error:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF not in FULL:
                     raise
@@ -257,10 +259,10 @@ class ResponseStore:
         """Let a response expire, which writes little, and take it out of the file as soon as there is room."""
         self._give_up_reserve()
         try:
-            found = self._expire(owner, name)
+            expired = self._expire(owner, name)
         except sqlite3.Error:
             self._empty_log()
-            found = self._expire(owner, name)
+            expired = self._expire(owner, name)
         try:
             with self._change():
                 self._forget(time.time())
@@ -268,7 +270,7 @@ class ResponseStore:
             logger.warning("deleted responses are still in the file, until there is room (%s)", error)
         self._empty_log()
         self._keep_free()
-        return found
+        return expired
 
     def _expire(self, owner: str, name: str) -> bool:
         asked = "UPDATE responses SET expires = ? WHERE id = ? AND owner = ? AND expires > ?"

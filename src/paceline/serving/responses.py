@@ -1,7 +1,5 @@
-"""`/v1/responses` after the Open Responses specification: items in, items and semantic events out, by way of a chat.
-
-What a hosted service does beside decoding (tools of its own, files, images, background work, conversations) is
-rejected with the field's name; nothing is fetched.
+"""`/v1/responses` after the Open Responses specification: answers of chats as items and semantic events, and the routes
+that store them, show them again, cancel and delete them.
 """
 
 from __future__ import annotations
@@ -10,224 +8,27 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from pydantic import Field, PrivateAttr
 
+from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import is_json
-from paceline.serving.fields import RESPONSES
-from paceline.serving.protocol import ApiError, Body, CacheMark, ChatRequest, Effort, FunctionName, Strict, checked
-from paceline.serving.response_items import items_of, known, messages_of, new_id
+from paceline.serving.response_items import new_id
+from paceline.serving.response_request import CHAT_NAMES, ResponseRequest
 from paceline.serving.response_store import ResponseStore, Stored
-from paceline.serving.runs import Json, Run, json_response, large_response
-from paceline.serving.translation import Conversation, Piece, Translation, chat_request
+from paceline.serving.runs import Json, RequestRun, json_response, large_response
+from paceline.serving.translation import ChatHandler, ChatPiece, Translation
 from paceline.utils import shortened
-
-CHAT_NAMES: Final = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-}
-"""Fields of a chat under their names here."""
-
-SAME: Final = (
-    *("model", "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls", "user"),
-    *("prompt_cache_key", "safety_identifier", "top_k", "min_p", "repetition_penalty", "logit_bias"),
-    *("seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "cache_salt", "chat_template_kwargs", "prediction"),
-    *("structured_outputs", "speculative_config", "canvas", "think"),
-)
-"""Fields that go to the chat as they are."""
-
-LOGPROBS: Final = "message.output_text.logprobs"
-Included = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-]
-"""What a response may hold beside its text. Beside log probabilities it is of tools and images that are not here, or
-thoughts that nobody can read, and which come in the open here.
-"""
 
 CANCELLED: Final = "cancelled"
 PATIENCE: Final = 10.0
-"""Seconds to wait for a cancelled response to end."""
-
-
-class NamedChoice(Strict):
-    """The function that must be called."""
-
-    type: Literal["function"]
-    name: FunctionName
-
-
-class FunctionTool(Strict):
-    """A function of the client's."""
-
-    type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    cache_control: CacheMark = None
-    defer_loading: Annotated[Literal[False] | None, Field(exclude=True)] = None
-    allowed_callers: Annotated[list[Literal["direct"]] | None, Field(exclude=True)] = None
-    output_schema: Annotated[None, Field(exclude=True)] = None
-    async_: Annotated[Literal[False] | None, Field(alias="async", exclude=True)] = None
-
-
-class TextFormat(Strict):
-    """What the text must be."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-
-
-class TextConfig(Strict):
-    """How the text is."""
-
-    format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
-
-
-class Reasoning(Strict):
-    """How much the model thinks."""
-
-    effort: Effort | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
-    context: Literal["auto"] | None = None
-    mode: Literal["standard"] | None = None
-
-
-class Obfuscation(Strict):
-    """Padding of events, of which there is none."""
-
-    include_obfuscation: Literal[False] | None = None
-
-
-class ResponseRequest(Body):
-    """`/v1/responses`; those of `SAME` are checked by the chat."""
-
-    api: ClassVar[str] = RESPONSES
-    model: str | None = None
-    input: str | list[dict[str, Any]] | None = None
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
-    parallel_tool_calls: bool | None = None
-    _functions: list[Json] | None = PrivateAttr(None)
-    text: TextConfig | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: list[Included] | None = None
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-        ]
-        | None
-    ) = None
-    store: bool | None = None
-    stream: bool | None = None
-    stream_options: Obfuscation | None = None
-    truncation: Literal["disabled", "auto"] | None = None
-    reasoning: Reasoning | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
-    user: str | None = None
-    top_k: Any = None
-    min_p: Any = None
-    repetition_penalty: Any = None
-    logit_bias: Any = None
-    seed: Any = None
-    stop: Any = None
-    stop_token_ids: Any = None
-    min_tokens: Any = None
-    ignore_eos: Any = None
-    cache_salt: Any = None
-    chat_template_kwargs: Any = None
-    prediction: Any = None
-    structured_outputs: Any = None
-    speculative_config: Any = None
-    canvas: Any = None
-    think: Any = None
-
-    @property
-    def stored(self) -> bool:
-        return self.store is not False
-
-    def asked(self, earlier: list[Json]) -> tuple[list[Json], ChatRequest]:
-        """The items that this is made from, and the chat that it asks for.
-
-        Args:
-            earlier: items of earlier turns.
-        Raises:
-            ApiError: a field that cannot be honoured.
-        """
-        items = earlier + items_of(self.input or [])
-        return items, self._chat(items)
-
-    def functions(self) -> list[Json]:
-        """The tools, checked once: there may be megabytes of them, and an answer shows them in several events."""
-        if self._functions is None:
-            for number, tool in enumerate(self.tools or ()):
-                known(tool, ("function",), f"tools.{number}")
-            tools = [checked(FunctionTool, tool, "tools", str(number)) for number, tool in enumerate(self.tools or ())]
-            self._functions = [tool.model_dump() for tool in tools]
-        return self._functions
-
-    def _chat(self, items: Sequence[Json]) -> ChatRequest:
-        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        tools = [
-            {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
-            for tool in self.functions()
-        ]
-        choice = self.tool_choice
-        logprobs = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
-        return chat_request(
-            {name: getattr(self, name) for name in SAME}
-            | {
-                "messages": system + messages_of(items),
-                "tools": tools or None,
-                "tool_choice": {"type": "function", "function": {"name": choice.name}}
-                if isinstance(choice, NamedChoice)
-                else choice,
-                "max_completion_tokens": self.max_output_tokens,
-                "response_format": self._format(),
-                "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
-                "logprobs": logprobs or None,
-                "top_logprobs": self.top_logprobs if logprobs else None,
-            },
-            CHAT_NAMES,
-        )
-
-    def _format(self) -> Json | None:
-        wanted = self.text.format if self.text is not None else None
-        if wanted is None:
-            return None
-        if wanted.type != "json_schema":
-            return {"type": wanted.type}
-        return {"type": wanted.type, "json_schema": wanted.model_dump(by_alias=True, exclude={"type"})}
+"""A cancelled response is waited for so many seconds."""
 
 
 class ResponseTranslation(Translation):
-    """A chat as a response.
+    """Tells a chat as a response, and stores it.
 
     Args:
         items: what it is made from, earlier turns first.
@@ -237,7 +38,9 @@ class ResponseTranslation(Translation):
 
     last = b"data: [DONE]\n\n"
 
-    def __init__(self, run: Run, request: ResponseRequest, items: list[Json], owner: str, routes: ResponseRoutes):
+    def __init__(
+        self, run: RequestRun, request: ResponseRequest, items: list[Json], owner: str, routes: ResponseRoutes
+    ):
         super().__init__(run, stream=bool(request.stream))
         self.request, self._items, self._owner, self._routes = request, items, owner, routes
         self.id, self._created, self._sent = new_id("resp"), int(time.time()), 0
@@ -250,9 +53,7 @@ class ResponseTranslation(Translation):
         self.over = asyncio.Event()
 
     def body(self) -> Json:
-        request, params = self.request, self.run.reply.jobs[0].params
-        choice = request.tool_choice
-        text = (request.text or TextConfig()).model_dump(by_alias=True, exclude_none=True)
+        params = self.run.reply.jobs[0].params
         return {
             "id": self.id,
             "object": "response",
@@ -263,35 +64,19 @@ class ResponseTranslation(Translation):
             "model": self.run.reply.answer.model,
             "output": list(self._output),
             "usage": self._usage(),
-            "instructions": request.instructions,
-            "previous_response_id": request.previous_response_id,
-            "tools": request.functions(),
-            "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto",
-            "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "text": {"format": {"type": "text"}} | text,
-            "truncation": request.truncation or "disabled",
+            **self.request.shown(),
             "temperature": params.temperature,
             "top_p": params.top_p,
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
-            "top_logprobs": request.top_logprobs or 0,
-            "max_output_tokens": request.max_output_tokens,
-            "max_tool_calls": None,
-            "reasoning": None
-            if (thinks := request.reasoning) is None
-            else {"effort": thinks.effort, "summary": thinks.summary},
             "background": False,
-            "store": request.stored,
             "service_tier": "default",
-            "metadata": request.metadata or {},
-            "user": request.user,
-            "safety_identifier": request.safety_identifier,
-            "prompt_cache_key": request.prompt_cache_key,
             **self._ended,
             **self._unstored,
         }
 
     def _usage(self) -> Json | None:
+        """Return the counts of tokens, in the words of this API; None before the end."""
         chat = self.run.usage
         if self._ended["status"] == "in_progress" or not chat["prompt_tokens"]:
             return None
@@ -310,7 +95,7 @@ class ResponseTranslation(Translation):
         return {"type": f"response.{kind}", "sequence_number": self._sent - 1, **more}
 
     def _at(self, kind: str, **more: Any) -> Json:
-        """An event of the last item."""
+        """Return an event of the last item."""
         return self._event(kind, item_id=self._output[-1]["id"], output_index=len(self._output) - 1, **more)
 
     def begin(self) -> Iterator[Json]:
@@ -323,7 +108,7 @@ class ResponseTranslation(Translation):
         if "schema_errors" in choice:
             self._ended["schema_errors"] = choice["schema_errors"]
 
-    def open(self, piece: Piece) -> Iterator[Json]:
+    def open(self, piece: ChatPiece) -> Iterator[Json]:
         item: Json = {"status": "in_progress"}
         if piece.block == "thinking":
             item |= {"id": new_id("rs"), "type": "reasoning", "summary": [], "content": []}
@@ -344,7 +129,7 @@ class ResponseTranslation(Translation):
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
 
-    def add(self, piece: Piece) -> Iterator[Json]:
+    def add(self, piece: ChatPiece) -> Iterator[Json]:
         self._text.append(piece.text)
         fresh, self._chat_logprobs = self._chat_logprobs, []
         if piece.block == "thinking":
@@ -372,19 +157,19 @@ class ResponseTranslation(Translation):
         yield self._event("output_item.done", output_index=len(self._output) - 1, item=dict(item))
 
     async def end(self) -> list[Json]:
-        found = []
+        events = []
         if not self._output:
-            found = [*self.open(Piece("text", "")), *self.shut()]
+            events = [*self.open(ChatPiece("text", "")), *self.shut()]
         if self.reason == "length":
             self._ended |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         else:
             self._ended |= {"status": "completed", "completed_at": int(time.time())}
         await self._keep()
-        return [*found, self._event(self._ended["status"], response=self.body())]
+        return [*events, self._event(self._ended["status"], response=self.body())]
 
     async def fail(self, error: ApiError) -> list[Json]:
         self.reason = "length"  # what is open is incomplete
-        found = list(self.close())
+        events = list(self.close())
         cancelled = error.code == CANCELLED
         self._ended |= {
             "status": CANCELLED if cancelled else "failed",
@@ -394,7 +179,7 @@ class ResponseTranslation(Translation):
         if not cancelled:
             self._ended["error"] = {"code": "server_error", "message": error.message}
         await self._keep()
-        return [*found, self._event("incomplete" if cancelled else "failed", response=self.body())]
+        return [*events, self._event("incomplete" if cancelled else "failed", response=self.body())]
 
     async def _keep(self) -> None:
         """Store it, if it is to be; what cannot be stored is answered all the same, and says so."""
@@ -420,35 +205,36 @@ class ResponseTranslation(Translation):
 
 
 class ResponseRoutes:
-    """Handlers of the routes.
+    """Handles the routes of responses.
 
     Attributes:
         running: responses that have begun, by owner and id.
     """
 
-    def __init__(self, chat: Conversation, store: ResponseStore) -> None:
+    def __init__(self, chat: ChatHandler, store: ResponseStore) -> None:
         self._chat, self.store = chat, store
         self.running: dict[tuple[str, str], ResponseTranslation] = {}
 
     def add(self, app: FastAPI) -> None:
-        """Bind them to their paths."""
-        one = "/v1/responses/{name}"
+        """Bind the handlers to their paths."""
+        stored_path = "/v1/responses/{name}"
         for method, path, handler in (
             ("POST", "/v1/responses", self.create),
-            ("GET", one, self.retrieve),
-            ("DELETE", one, self.delete),
-            ("POST", f"{one}/cancel", self.cancel),
-            ("GET", f"{one}/input_items", self.input_items),
+            ("GET", stored_path, self.retrieve),
+            ("DELETE", stored_path, self.delete),
+            ("POST", f"{stored_path}/cancel", self.cancel),
+            ("GET", f"{stored_path}/input_items", self.input_items),
         ):
             app.add_api_route(path, handler, methods=[method], response_model=None)
 
     async def create(self, request: ResponseRequest, http: Request) -> Response:
+        """Answer a request, which may go on from a stored response."""
         owner, earlier = http.scope["owner"], list[Json]()
         if (previous := request.previous_response_id) is not None:
-            found = await asyncio.to_thread(self.store.get, owner, previous)
-            if found is None:
+            stored = await asyncio.to_thread(self.store.get, owner, previous)
+            if stored is None:
                 raise _missing(previous, param="previous_response_id", code="previous_response_not_found")
-            earlier = found.input + found.response["output"]
+            earlier = stored.input + stored.response["output"]
         items, chat = await asyncio.to_thread(request.asked, earlier)
         if request.stored and not await asyncio.to_thread(self.store.holds, items):
             raise ApiError(f"store: the input is longer than the {self.store.most} bytes that this server stores; "
@@ -459,26 +245,29 @@ class ResponseRoutes:
             raise error.renamed(CHAT_NAMES) from None
 
     async def retrieve(self, name: str, http: Request) -> Response:
+        """Answer with a response that runs or is stored."""
         _only(http, ())
         live = self.running.get((http.scope["owner"], name))
         if live is not None and live.request.stored and not live.over.is_set():
             return await large_response(live.body())
-        return await large_response((await self._found(name, http)).response)
+        return await large_response((await self._stored(name, http)).response)
 
     async def cancel(self, name: str, http: Request) -> Response:
+        """End a response that runs, and answer with what it has."""
         live = self.running.get((http.scope["owner"], name))
         if live is not None:
             live.run.stop(ApiError("the response was cancelled", code=CANCELLED))
             with suppress(TimeoutError):  # of a client that does not read its stream
                 await asyncio.wait_for(live.over.wait(), PATIENCE)
             return await large_response(live.body())
-        response = (await self._found(name, http)).response
+        response = (await self._stored(name, http)).response
         if response["status"] != CANCELLED:
             why = f"the response {name!r} has ended ({response['status']}); only what runs can be cancelled"
             raise ApiError(why, param="response_id", code="response_not_running")
         return await large_response(response)
 
     async def delete(self, name: str, http: Request) -> Response:
+        """Forget a stored response."""
         owner = http.scope["owner"]
         if (owner, name) in self.running and not self.running[owner, name].over.is_set():
             raise ApiError(f"the response {name!r} is running; cancel it first", status=409, param="response_id")
@@ -487,6 +276,7 @@ class ResponseRoutes:
         return json_response({"id": name, "object": "response", "deleted": True})
 
     async def input_items(self, name: str, http: Request) -> Response:
+        """Answer with a page of the items that a stored response was made from."""
         _only(http, ("after", "limit", "order"))
         asked = http.query_params
         limit, order, after = asked.get("limit", "20"), asked.get("order", "desc"), asked.get("after")
@@ -494,7 +284,7 @@ class ResponseRoutes:
             raise ApiError(f"limit must be in 1..100, got {shortened(limit)}", param="limit")
         if order not in ("asc", "desc"):
             raise ApiError(f"order must be asc or desc, got {shortened(order)}", param="order")
-        items = (await self._found(name, http)).input
+        items = (await self._stored(name, http)).input
         items = items if order == "asc" else items[::-1]
         if after is not None:
             ids = [item["id"] for item in items]
@@ -507,11 +297,11 @@ class ResponseRoutes:
         told = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
         return await large_response(told)
 
-    async def _found(self, name: str, http: Request) -> Stored:
-        found = await asyncio.to_thread(self.store.get, http.scope["owner"], name)
-        if found is None:
+    async def _stored(self, name: str, http: Request) -> Stored:
+        stored = await asyncio.to_thread(self.store.get, http.scope["owner"], name)
+        if stored is None:
             raise _missing(name)
-        return found
+        return stored
 
 
 def _missing(name: str, param: str = "response_id", code: str = "response_not_found") -> ApiError:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from paceline.utils import BEGINNINGS, beginnings
 
 FIELDS: Final = ("tools", "instructions", "previous_response_id", "system", "messages", "prompt", "input")
-"""Of bodies, that a prompt is made from, in its order."""
+"""A prompt is made from these fields of a body, in this order."""
 
 NAMES: Final = ("cache_salt", "prompt_cache_key")
 """Fields that say which requests share a prefix."""
@@ -37,7 +37,7 @@ Affinity = Sequence[tuple[int, bytes]]
 
 
 def affinity_of(owner: str, path: str, body: bytes) -> Affinity:
-    """What a request may share with earlier ones.
+    """Return what a request may share with earlier ones.
 
     Args:
         owner: of the key it came with; owners share nothing.
@@ -59,7 +59,7 @@ def affinity_of(owner: str, path: str, body: bytes) -> Affinity:
 
 
 def ranked(affinity: Affinity, shared: Mapping[str, int], loads: Mapping[str, int]) -> list[str]:
-    """Names of replicas, the best first.
+    """Return the names of replicas, the best first.
 
     Args:
         affinity: of the request; decides between equals.
@@ -75,20 +75,20 @@ def ranked(affinity: Affinity, shared: Mapping[str, int], loads: Mapping[str, in
 
 
 class SeenPrefixes:
-    """What each replica has been asked, lately."""
+    """Remembers what each replica has been asked, lately."""
 
     def __init__(self) -> None:
         self._keys: dict[str, OrderedDict[bytes, None]] = {}
 
     def shared(self, affinity: Affinity) -> dict[str, int]:
-        """Characters of a prompt that each replica has seen."""
+        """Return how many characters of a prompt each replica has seen."""
         return {
             name: max((length for length, key in affinity if key in keys), default=0)
             for name, keys in self._keys.items()
         }
 
     def add(self, affinity: Affinity, name: str) -> None:
-        """A replica has been sent a request."""
+        """Remember that a replica has been sent a request."""
         keys = self._keys.setdefault(name, OrderedDict())
         for _, key in affinity:
             keys[key] = None

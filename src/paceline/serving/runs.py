@@ -1,4 +1,4 @@
-"""One request on its way: chunks of all its prompts, as events or as one answer."""
+"""One request is decoded and answered: the chunks of all its prompts become events or one answer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from fastapi.responses import Response
 from paceline.engine import RequestOutput, StreamChunk
 from paceline.errors import PacelineError
 from paceline.serving.answers import ChatAnswer, CompletionAnswer, usage_of
+from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import constrained_by, lenient_schema
 from paceline.serving.grammars import Grammars
-from paceline.serving.jobs import named
 from paceline.serving.metrics import Metrics, Watch
-from paceline.serving.protocol import ApiError, DecodingRequest, StreamOptions
-from paceline.serving.request_log import CLOSED, Facts
+from paceline.serving.protocol import DecodingRequest, StreamOptions
+from paceline.serving.request_errors import named
+from paceline.serving.request_log import CLOSED, LogFields
 
 ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -29,7 +30,7 @@ DEPTH: Final = 5
 """Of the objects that an answer has many of: those of a token, in the log probabilities of a choice."""
 
 SLICE: Final = 4096
-"""Items of a list that are written at once."""
+"""So many items of a list are written at once."""
 
 Json = dict[str, Any]
 Result = TypeVar("Result")
@@ -38,14 +39,14 @@ Part = list[tuple[int, StreamChunk]]
 
 
 class Lone:
-    """Chunks of a single output as they come, for the task that answers: without another one in between, which would
-    cost each token a turn of the event loop. Used as a context, whose end ends the stream.
+    """Gives the chunks of a single output as they come, to the task that answers: without another one in between, which
+    would cost each token a turn of the event loop. It is used as a context, whose end ends the stream.
 
     Attributes:
         outputs: the whole, once it has begun, under number 0.
     """
 
-    def __init__(self, stream: AsyncGenerator[StreamChunk], metrics: Metrics, facts: Facts) -> None:
+    def __init__(self, stream: AsyncGenerator[StreamChunk], metrics: Metrics, facts: LogFields) -> None:
         self.outputs: dict[int, RequestOutput] = {}
         self._stream, self._watch = stream, Watch(metrics, facts)
 
@@ -58,7 +59,7 @@ class Lone:
             self._watch.end(output)
 
     async def next(self) -> Part | None:
-        """As `Merged.next`."""
+        """Return what has come, as `Merged.next` does."""
         async for chunk in self._stream:
             self._watch.chunk(chunk)
             self.outputs[0] = chunk.output
@@ -67,7 +68,7 @@ class Lone:
 
 
 class Merged:
-    """Chunks of several prompts as they come; used as a context, whose end ends them all.
+    """Gives the chunks of several prompts as they come; used as a context, whose end ends them all.
 
     Args:
         streams: of the prompts.
@@ -75,7 +76,7 @@ class Merged:
         outputs: the whole of each prompt that has begun, by number.
     """
 
-    def __init__(self, streams: Sequence[AsyncGenerator[StreamChunk]], metrics: Metrics, facts: Facts) -> None:
+    def __init__(self, streams: Sequence[AsyncGenerator[StreamChunk]], metrics: Metrics, facts: LogFields) -> None:
         self.outputs: dict[int, RequestOutput] = {}
         self._streams, self._metrics, self._facts = streams, metrics, facts
         self._queue: asyncio.Queue[tuple[int, StreamChunk | Exception | None]] = asyncio.Queue()
@@ -91,6 +92,7 @@ class Merged:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _feed(self, number: int, stream: AsyncGenerator[StreamChunk]) -> None:
+        """Put the chunks of one prompt into the queue, then None or the error that ended it."""
         watch = Watch(self._metrics, self._facts)
         try:
             async with aclosing(stream) as chunks:
@@ -106,7 +108,7 @@ class Merged:
                 watch.end(self.outputs[number])
 
     async def next(self) -> Part | None:
-        """All that has come, at least one chunk; None at the end.
+        """Return all that has come, at least one chunk; None at the end.
 
         Raises:
             Exception: what ended a prompt.
@@ -126,7 +128,7 @@ class Merged:
         return part or None
 
 
-class Run:
+class RequestRun:
     """Decodes a request and answers it.
 
     Args:
@@ -144,7 +146,7 @@ class Run:
         *,
         metrics: Metrics,
         grammars: Grammars,
-        facts: Facts,
+        facts: LogFields,
         max_seconds: float,
     ) -> None:
         self._request, self.reply, self._seconds = request, reply, max_seconds
@@ -156,7 +158,7 @@ class Run:
         self._grammars, self._facts = grammars, facts
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Server-sent events."""
+        """Yield server-sent events, an error among them as the last one."""
         try:
             async with aclosing(self.frames()) as parts:
                 async for part in parts:
@@ -166,7 +168,7 @@ class Run:
         yield b"data: [DONE]\n\n"
 
     async def frames(self) -> AsyncGenerator[list[Json]]:
-        """Bodies of the events, as they come together.
+        """Yield the bodies of the events, as they come together.
 
         Raises:
             ApiError: what ended the request.
@@ -181,7 +183,9 @@ class Run:
                     self._raise_failure(part)
                 if errors := await self._schema_errors(merged.outputs):
                     nothing = self.reply.nothing
-                    choices = [{"index": index, **nothing, "schema_errors": one} for index, one in errors.items()]
+                    choices = [
+                        {"index": index, **nothing, "schema_errors": violations} for index, violations in errors.items()
+                    ]
                     yield [self.reply.answer.frame(choices)]
                 if options.include_usage:
                     yield [self.reply.answer.frame([]) | {"usage": self.usage}]
@@ -195,7 +199,7 @@ class Run:
 
     @property
     def usage(self) -> Json:
-        """Token counts so far."""
+        """Counts the tokens so far."""
         return usage_of(list(self._merged.outputs.values()))
 
     def stop(self, why: ApiError) -> None:
@@ -205,6 +209,7 @@ class Run:
             self._clock.reschedule(asyncio.get_running_loop().time())
 
     def _body(self, number: int, chunk: StreamChunk, options: StreamOptions) -> Json:
+        """Return the event of a chunk, with what `stream_options` asks for beside it."""
         body = self.reply.event(number, chunk)
         if options.include_segments:
             body["choices"][0]["segments"] = [{"text": text, "drafter": name} for text, name in chunk.segments]
@@ -215,29 +220,29 @@ class Run:
         return body
 
     async def whole(self, http: Request) -> Response:
-        """One answer; decoding ends with the client's connection."""
+        """Return one answer; decoding ends with the client's connection."""
         try:
             outputs = await unless_gone(http, self._gathered())
             if outputs is None:
                 return Response(status_code=CLOSED)
             body = await asyncio.to_thread(self.reply.whole, outputs)
-            for index, one in (await self._schema_errors(dict(enumerate(outputs)))).items():
-                body["choices"][index]["schema_errors"] = one
+            for index, violations in (await self._schema_errors(dict(enumerate(outputs)))).items():
+                body["choices"][index]["schema_errors"] = violations
             return await large_response(body)
         except (PacelineError, TimeoutError) as error:
             raise as_api_error(error, self._request) from None
 
     async def _schema_errors(self, outputs: Mapping[int, RequestOutput]) -> dict[int, list[str]]:
-        """What finished texts violate of a schema that was not enforced to the letter, by choice."""
+        """Return what finished texts violate of a schema that was not enforced to the letter, by choice."""
         schema = lenient_schema(self._request)
-        found: dict[int, list[str]] = {}
+        by_choice: dict[int, list[str]] = {}
         for number in sorted(outputs) if schema is not None else ():
-            for one in outputs[number].outputs:
-                if one.finish_reason == "stop" and (text := self.reply.text(one)) is not None:
+            for completion in outputs[number].outputs:
+                if completion.finish_reason == "stop" and (text := self.reply.text(completion)) is not None:
                     errors = await self._grammars.errors(schema, text)
                     if errors:
-                        found[number * len(outputs[number].outputs) + one.index] = errors
-        return found
+                        by_choice[number * len(outputs[number].outputs) + completion.index] = errors
+        return by_choice
 
     def _raise_failure(self, part: Part) -> None:
         """Raise what ended an output, if something did."""
@@ -245,7 +250,9 @@ class Run:
             if chunk.finish_reason == "error":
                 why = chunk.output.outputs[chunk.index].error or "decoding failed"
                 if why.startswith("structured_outputs"):  # a constraint that compiles, and cannot be followed
-                    raise ApiError(why, param=constrained_by(self._request), code="constraint_failed")
+                    field = constrained_by(self._request)
+                    error = ApiError(why, param="structured_outputs", code="constraint_failed")
+                    raise error.renamed({"structured_outputs": field})
                 raise ApiError(why, status=500, code="decoding_failed")
 
     async def _gathered(self) -> list[RequestOutput]:
@@ -256,15 +263,15 @@ class Run:
 
 
 async def unless_gone(http: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """What the work finds; None, and its end, where the client goes away before."""
-    found, gone = asyncio.create_task(work), asyncio.create_task(_hung_up(http))
+    """Return what the work finds; None, and its end, where the client goes away before."""
+    working, gone = asyncio.create_task(work), asyncio.create_task(_hung_up(http))
     try:
-        await asyncio.wait({found, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return found.result() if found.done() else None
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
     finally:
-        for task in (found, gone):
+        for task in (working, gone):
             task.cancel()
-        await asyncio.gather(found, gone, return_exceptions=True)
+        await asyncio.gather(working, gone, return_exceptions=True)
 
 
 async def _hung_up(http: Request) -> None:
@@ -273,7 +280,7 @@ async def _hung_up(http: Request) -> None:
 
 
 def as_api_error(error: BaseException, request: DecodingRequest) -> ApiError:
-    """For the client."""
+    """Return what ended a request as an error for its client."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, TimeoutError):
@@ -282,23 +289,23 @@ def as_api_error(error: BaseException, request: DecodingRequest) -> ApiError:
 
 
 def event(body: Json) -> bytes:
-    """A server-sent event."""
+    """Write a server-sent event."""
     return b"data: " + _dumped(body) + b"\n\n"
 
 
 def json_response(body: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """JSON as an answer."""
+    """Return JSON as an answer."""
     return Response(_dumped(body), status, dict(headers or {}), "application/json")
 
 
 async def large_response(body: Json) -> Response:
-    """The same for an answer that may be long, written beside the event loop and in pieces that take little time."""
+    """Return JSON as an answer that may be long, written beside the event loop and in pieces that take little time."""
     content = await asyncio.to_thread(lambda: "".join(pieces_of(body)).encode("utf-8", "replace"))
     return Response(content, 200, None, "application/json")
 
 
 def pieces_of(value: Any, depth: int = DEPTH) -> Iterator[str]:
-    """JSON as `json_response` has it, cut so that no piece holds much.
+    """Yield JSON as `json_response` has it, cut so that no piece holds much.
 
     Args:
         depth: of lists and objects that are cut.

@@ -24,13 +24,13 @@ from paceline.serving.entrance import Entrance, NotReady, guarded
 
 NAMES: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 SIGNALS: Final = tuple(signal.Signals[name] for name in NAMES if hasattr(signal, name))
-"""By which a server is stopped."""
+"""A server is stopped by these signals."""
 
 LINGER: Final = 2
-"""Seconds that connections have to close when no request runs any more."""
+"""Connections have so many seconds to close when no request runs any more."""
 
 PIECE: Final = 2**12
-"""Bytes that are read at once."""
+"""So many bytes are read at once."""
 
 
 class _Connection(H11Protocol):
@@ -61,6 +61,7 @@ class _Connection(H11Protocol):
             self._read_piece()
 
     def _read_piece(self) -> None:
+        """Read one piece of what has come, and the next one when others have had a turn."""
         if self.transport.is_closing():
             self._unread.clear()
             return
@@ -119,16 +120,18 @@ class _Stopping(uvicorn.Server):
         if current_thread() is not main_thread():  # which gets none
             yield
             return
-        wanted = [one for one in SIGNALS if one == signal.SIGINT or signal.getsignal(one) is not signal.SIG_IGN]
-        before = {one: signal.signal(one, self.handle_exit) for one in wanted}
+        wanted = [
+            number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        before = {number: signal.signal(number, self.handle_exit) for number in wanted}
         try:
             yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal has come."""
+        """Stop at the first signal that comes, and cut off what runs at the second."""
         if self.should_exit:
             self.force_exit, self.code = True, 128 + sig
         self.should_exit = True
@@ -137,6 +140,14 @@ class _Stopping(uvicorn.Server):
         """Serve until a signal comes and nothing runs any more; meanwhile new requests are still answered, with 503."""
         await super().main_loop()
         await self._entrance.drain(self._seconds, lambda: self.force_exit)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the connections, and end the application in order also where a second signal has come: its base leaves
+        it to be cancelled then.
+        """
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
 
 
 class Server:
@@ -191,10 +202,11 @@ class Server:
         return server.code
 
     def prepared(self, app: Entrance) -> _Stopping:
-        """What serves, to be run on `socket`."""
+        """Return what serves, to be run on `socket`."""
         return _Stopping(self._http(app, lifespan="on"), app, self._config.drain_timeout)
 
     def _http(self, app: Entrance, *, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+        """Return uvicorn's settings for an application."""
         return uvicorn.Config(
             app,
             http=partial(_Connection, seconds=self._seconds),  # type: ignore[arg-type]  # it makes one

@@ -1,4 +1,4 @@
-"""Tokens of log probabilities as OpenAI writes them.
+"""Tokens of log probabilities are written as OpenAI does it.
 
 A token may be part of a character. Chats give its bytes beside it, and write what is no text as `\\xe2\\x98`;
 completions have no bytes, and write `bytes:\\xe2\\x98`. Offsets count every character of the text once: that of a token
@@ -17,18 +17,18 @@ from paceline.checkpoints import TokenBytes, Tokenizer
 _BYTES: Final = WeakKeyDictionary[Tokenizer, TokenBytes]()
 
 PREFIX: Final = "bytes:"
-"""Of a token of completions that is no text."""
+"""It stands before a token of completions that is no text."""
 
 
 def token_bytes_of(tokenizer: Tokenizer) -> TokenBytes:
-    """Bytes by token id, made once for a tokenizer."""
+    """Return bytes by token id, made once for a tokenizer."""
     if tokenizer not in _BYTES:
         _BYTES[tokenizer] = TokenBytes(tokenizer)
     return _BYTES[tokenizer]
 
 
 def written(data: bytes, prefix: str = "") -> str:
-    """A token as a text: what it says, or its bytes with `prefix` before them."""
+    """Return a token as a text: what it says, or its bytes with `prefix` before them."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -49,27 +49,27 @@ class Offsets:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def of(self, tokens: Sequence[int]) -> list[int]:
-        """Characters before each of the next tokens."""
-        found = list[int]()
+        """Return how many characters are before each of the next tokens."""
+        offsets = list[int]()
         for token in tokens:
-            found.append(self._count)
+            offsets.append(self._count)
             if token not in self._skipped:
                 self._count += len(self._decoder.decode(self._bytes[token]))
-        return found
+        return offsets
 
 
 def offsets_in(text: str, tokens: Sequence[int], token_bytes: TokenBytes) -> list[int]:
-    """Characters of a given text before each of its tokens.
+    """Return how many characters of a text are before each of its tokens.
 
     Special tokens that were added to it, and a space that a tokenizer put before it, have none.
     """
-    data, place, count, found = text.encode("utf-8", "replace"), 0, 0, list[int]()
+    data, place, count, offsets = text.encode("utf-8", "replace"), 0, 0, list[int]()
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in tokens:
-        found.append(count)
+        offsets.append(count)
         piece = token_bytes[token]
         piece = piece if data.startswith(piece, place) else piece.removeprefix(b" ")
         if data.startswith(piece, place) or token not in token_bytes.special_ids:
             count += len(decoder.decode(data[place : place + len(piece)]))
             place += len(piece)
-    return found
+    return offsets

@@ -13,16 +13,17 @@ from typing import Final, Protocol
 from fastapi import Request
 from fastapi.responses import Response
 
-from paceline.serving.protocol import ApiError, ChatRequest, checked
+from paceline.serving.api_errors import ApiError
+from paceline.serving.protocol import ChatRequest, checked
 from paceline.serving.request_log import CLOSED
-from paceline.serving.runs import Json, Run, event, large_response, unless_gone
+from paceline.serving.runs import Json, RequestRun, event, large_response, unless_gone
 
 CHAT: Final[Json] = {"stream": True, "return_token_ids": True}
-"""How the chat is asked."""
+"""The chat is asked with these fields beside those of the request."""
 
 
 class Outgoing(Protocol):
-    """An answer to be sent."""
+    """Is an answer to be sent, as events or whole."""
 
     stream: bool
 
@@ -30,17 +31,17 @@ class Outgoing(Protocol):
     async def whole(self, http: Request) -> Response: ...
 
 
-class Conversation(Protocol):
+class ChatHandler(Protocol):
     """Answers a chat, in the words of a translation."""
 
     async def __call__(
-        self, request: ChatRequest, http: Request, translated: Callable[[Run], Outgoing], /
+        self, request: ChatRequest, http: Request, translated: Callable[[RequestRun], Outgoing], /
     ) -> Response: ...
 
 
 @dataclass(slots=True)
-class Piece:
-    """A part of a chat's event.
+class ChatPiece:
+    """Is a part of a chat's event, which belongs to one block.
 
     Attributes:
         block: what it belongs to: "thinking", "text", or the number of a call.
@@ -53,19 +54,21 @@ class Piece:
     call: tuple[str, str] = ("", "")
 
 
-def pieces(choice: Json) -> Iterator[Piece]:
-    """What a choice of a chat's event adds."""
+def pieces(choice: Json) -> Iterator[ChatPiece]:
+    """Yield what a choice of a chat's event adds."""
     delta = choice["delta"]
     for name, block in (("reasoning_content", "thinking"), ("content", "text")):
         if delta.get(name):
-            yield Piece(block, delta[name])
+            yield ChatPiece(block, delta[name])
     for call in delta.get("tool_calls") or ():
         function = call["function"]
-        yield Piece(call["index"], function.get("arguments") or "", (call.get("id") or "", function.get("name") or ""))
+        yield ChatPiece(
+            call["index"], function.get("arguments") or "", (call.get("id") or "", function.get("name") or "")
+        )
 
 
 class Translation(ABC):
-    """An answer in the words of another API.
+    """Tells an answer in the words of another API.
 
     Attributes:
         tokens, thoughts: how many were generated, and how many of them when the last thought came.
@@ -74,7 +77,7 @@ class Translation(ABC):
 
     last = b""
 
-    def __init__(self, run: Run, *, stream: bool) -> None:
+    def __init__(self, run: RequestRun, *, stream: bool) -> None:
         self.run, self.stream = run, stream
         self.tokens = self.thoughts = 0
         self.reason: str | None = None
@@ -83,40 +86,40 @@ class Translation(ABC):
 
     @abstractmethod
     def begin(self) -> Iterable[Json]:
-        """The first events."""
+        """Return the first events."""
 
     @abstractmethod
-    def open(self, piece: Piece) -> Iterable[Json]:
-        """A block begins."""
+    def open(self, piece: ChatPiece) -> Iterable[Json]:
+        """Begin a block, and return its events."""
 
     @abstractmethod
-    def add(self, piece: Piece) -> Iterable[Json]:
-        """The block grows."""
+    def add(self, piece: ChatPiece) -> Iterable[Json]:
+        """Let the block grow, and return its events."""
 
     @abstractmethod
     def shut(self) -> Iterable[Json]:
-        """The block ends."""
+        """End the block, and return its events."""
 
     @abstractmethod
     async def end(self) -> Iterable[Json]:
-        """The last events; no block is open."""
+        """Return the last events; no block is open."""
 
     @abstractmethod
     async def fail(self, error: ApiError) -> Iterable[Json]:
-        """The last events where something ended the chat; a block may be open."""
+        """Return the last events where something ended the chat; a block may be open."""
 
     @abstractmethod
     def body(self) -> Json:
-        """The whole answer after the end."""
+        """Return the whole answer after the end."""
 
     def extra(self, choice: Json) -> None:  # noqa: B027
-        """What else is in a choice, before its pieces are read."""
+        """Take what else is in a choice, before its pieces are read."""
 
     def forget(self) -> None:  # noqa: B027
-        """The answer is sent, or nobody waits for it."""
+        """Let go of the answer, which is sent, or which nobody waits for."""
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Server-sent events, each with its name."""
+        """Yield server-sent events, each with its name."""
         try:
             yield _lines(self.begin())
             async with aclosing(self.run.frames()) as parts:
@@ -132,10 +135,10 @@ class Translation(ABC):
             yield self.last
 
     async def whole(self, http: Request) -> Response:
-        """The answer of the same events; decoding ends with the client's connection."""
+        """Return the answer of the same events; decoding ends with the client's connection."""
         try:
-            found = await unless_gone(http, self._gathered())
-            return Response(status_code=CLOSED) if found is None else await large_response(found)
+            answer = await unless_gone(http, self._gathered())
+            return Response(status_code=CLOSED) if answer is None else await large_response(answer)
         finally:
             self.forget()
 
@@ -149,6 +152,7 @@ class Translation(ABC):
         return self.body()
 
     def _read(self, frames: Iterable[Json]) -> Iterator[Json]:
+        """Read the events of the chat into events of this API, and keep what its end needs."""
         for frame in frames:
             for choice in frame["choices"]:
                 self.tokens += len(choice.get("token_ids", ()))
@@ -159,7 +163,8 @@ class Translation(ABC):
                     self.reason, by = choice["finish_reason"], choice.get("stop_reason")
                     self.stopped_by = by if isinstance(by, str) else None
 
-    def _piece(self, piece: Piece) -> Iterator[Json]:
+    def _piece(self, piece: ChatPiece) -> Iterator[Json]:
+        """Let a piece end and begin blocks as it must, and add it."""
         if piece.block != self._block:
             yield from self.close()
             self._block = piece.block
@@ -170,7 +175,7 @@ class Translation(ABC):
             yield from self.add(piece)
 
     def close(self) -> Iterator[Json]:
-        """The open block ends, if there is one."""
+        """End the open block, if there is one."""
         if self._block is not None:
             yield from self.shut()
             self._block = None
@@ -180,16 +185,16 @@ def _lines(bodies: Iterable[Json]) -> bytes:
     return b"".join(b"event: " + body["type"].encode() + b"\n" + event(body) for body in bodies)
 
 
-def chat_request(given: Json, names: Mapping[str, str]) -> ChatRequest:
-    """What the chat is asked.
+def chat_request(fields: Json, names: Mapping[str, str]) -> ChatRequest:
+    """Return the chat that another API asks for.
 
     Args:
-        given: fields; those that are None are left out.
+        fields: of the chat; those that are None are left out.
         names: of its fields in the other API.
     Raises:
         ApiError: a field that is wrong, under the other API's name.
     """
     try:
-        return checked(ChatRequest, CHAT | {name: value for name, value in given.items() if value is not None})
+        return checked(ChatRequest, CHAT | {name: value for name, value in fields.items() if value is not None})
     except ApiError as error:
         raise error.renamed(names) from None

@@ -13,16 +13,16 @@ from paceline.llm import LLM
 logger = logging.getLogger("paceline.serving")
 
 TEXT: Final = "1 2 3 " * 16
-"""Repeats itself, so that there is something to draft."""
+"""The prompt repeats itself, so that there is something to draft."""
 
 TOKENS: Final = 24
-"""New ones: enough for drafters and controllers to do all that they do."""
+"""So many new tokens are enough for drafters and controllers to do all that they do."""
 
 APART: Final = "paceline serve: warm-up"
-"""The tenant of it."""
+"""The warm-up has a tenant of its own."""
 
 ROWS: Final = (1, 2, 4, 8, 16, 32)
-"""Of passes, as drafts need them."""
+"""Drafts need passes of so many rows."""
 
 
 def warm_up(llm: LLM) -> None:
@@ -54,8 +54,8 @@ def warm_up(llm: LLM) -> None:
 
 def _decode(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> None:
     asked = [{"prompt_token_ids": ids, "cache_salt": APART} for ids in prompts]
-    for found in llm.generate(asked, params, use_tqdm=False):
-        found.raise_for_error()
+    for output in llm.generate(asked, params, use_tqdm=False):
+        output.raise_for_error()
 
 
 def _score(llm: LLM) -> None:

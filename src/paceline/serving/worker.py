@@ -28,11 +28,11 @@ STACK_BYTES: Final = 2**21
 """Less than the server has, so that what nests too deeply ends this process and not that one."""
 
 MEMORY_BYTES: Final = 2**32
-"""Of addresses, where the system can limit them."""
+"""The process may use so many bytes of addresses, where the system can limit them."""
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """To one line."""
+    """Answer one question."""
     if "template" in asked:
         return _rendered(**asked) | {"error": ""}
     if "grammar" in asked or "notation" in asked:
@@ -49,24 +49,25 @@ def _rendered(template: dict[str, Any], messages: Any, more: dict[str, Any]) -> 
 
 
 def _violations(schema: Any, text: str) -> list[str]:
+    """Return what a text violates of a JSON schema, at most `MOST_ERRORS` of it."""
     import jsonschema
     import referencing
 
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         return [f"not JSON: {error}"]
     schema = with_references(schema, strict=False)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     checker = kind(schema, registry=referencing.Registry())  # which follows no reference to elsewhere
-    errors = zip(checker.iter_errors(found), range(MOST_ERRORS), strict=False)
-    return [f"{one.json_path}: {one.message[:200]}" for one, _ in errors]
+    errors = zip(checker.iter_errors(value), range(MOST_ERRORS), strict=False)
+    return [f"{violation.json_path}: {violation.message[:200]}" for violation, _ in errors]
 
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Work that ends this process where it takes longer. The time that others have the processor does not count, since
-    a busy machine makes nothing more difficult. Where the system cannot count it, there is no limit here.
+    """End this process where the block takes longer. The time that others have the processor does not count, since a
+    busy machine makes nothing more difficult. Where the system cannot count it, there is no limit here.
     """
     if not hasattr(signal, "setitimer"):
         yield
@@ -79,7 +80,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 def as_line(value: dict[str, Any]) -> bytes:
-    """A question or an answer as it is sent; halves of characters, which JSON may hold, stay what they are."""
+    """Write a question or an answer as it is sent; halves of characters, which JSON may hold, stay what they are."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
@@ -89,11 +90,11 @@ def main() -> None:
         try:
             asked = json.loads(line)
             with _limited(asked.pop("seconds")):
-                found = answer(asked)
+                reply = answer(asked)
         except Exception as error:
             why = str(error) if "paceline" in type(error).__module__ else f"{type(error).__name__}: {error}"
-            found = {"error": why, "errors": [why]}
-        sys.stdout.buffer.write(as_line(found))
+            reply = {"error": why, "errors": [why]}
+        sys.stdout.buffer.write(as_line(reply))
         sys.stdout.buffer.flush()
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import dataclass
 from typing import Any, Final
 
+from paceline.serving.api_errors import ApiError
 from paceline.serving.places import OWNER, Places
-from paceline.serving.protocol import ApiError
 from paceline.serving.worker import as_line
 
 COUNT: Final = 2
@@ -19,24 +20,70 @@ that is not busy.
 """
 
 MAX_LINE: Final = 2**26
-"""Bytes of an answer."""
+"""An answer may have so many bytes."""
 
 MAX_QUEUE: Final = 256
-"""Questions of a key that wait for a process."""
+"""So many questions of a key may wait for a process."""
 
-Process = asyncio.subprocess.Process
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Worker:
+    """A process that answers questions, one at a time, with the ends of its pipes."""
+
+    process: asyncio.subprocess.Process
+    questions: asyncio.StreamWriter
+    answers: asyncio.StreamReader
+
+    @classmethod
+    async def start(cls) -> _Worker:
+        """Start a process, which may not be ready yet."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "paceline.serving.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=MAX_LINE,
+        )
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("a process was started without the pipes that were asked for")
+        return cls(process, process.stdin, process.stdout)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is known to have ended."""
+        return self.process.returncode is not None
+
+    async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Ask one question, which may take so many seconds of a processor, and return its answer.
+
+        Raises:
+            ConnectionError, ValueError: the process has died.
+        """
+        self.questions.write(await asyncio.to_thread(as_line, question | {"seconds": seconds}))
+        await self.questions.drain()
+        line = await self.answers.readline()
+        # an empty line of a process that has died is no JSON
+        answer: dict[str, Any] = await asyncio.to_thread(json.loads, line)
+        return answer
+
+    def kill(self) -> None:
+        """End the process, whatever it does."""
+        if not self.ended:
+            self.process.kill()
 
 
 class Workers:
     """Asks processes (`serving.worker`), which start when they are first needed and are replaced when one is killed."""
 
     def __init__(self) -> None:
-        self._free: list[Process | None] = [None] * COUNT
-        self._running: set[Process] = set()
+        self._free: list[_Worker | None] = [None] * COUNT
+        self._running: set[_Worker] = set()
         self._places = Places(COUNT)
 
     async def ask(self, asked: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The answer to a question; None where it takes too much work, or crashes the process.
+        """Return the answer to a question; None where it takes too much work, or crashes the process.
 
         Args:
             seconds: of a processor, that it may take.
@@ -47,70 +94,47 @@ class Workers:
             raise ApiError("too many requests are being prepared; try again later", status=429, code="queue_full",
                            headers={"Retry-After": "1"})  # fmt: skip
         await self._places.take()
-        process = self._free.pop()
+        worker = self._free.pop()
         try:
-            if process is None or process.returncode is not None:
-                process = None
-                process = await self._started()
-            return await asyncio.wait_for(_answer(process, asked, seconds), PATIENCE)
+            if worker is None or worker.ended:
+                worker = None
+                worker = await self._started()
+            return await asyncio.wait_for(worker.ask(asked, seconds), PATIENCE)
         except TimeoutError:
-            await self._ended(process)
-            process = None
+            await self._end(worker)
+            worker = None
             why = "this machine is too busy to prepare the request; try again later"
             raise ApiError(why, status=503, code="busy", headers={"Retry-After": "5"}) from None
         except (ConnectionError, ValueError):
-            await self._ended(process)
-            process = None
+            await self._end(worker)
+            worker = None
             return None
         except asyncio.CancelledError:  # with an answer to come that nobody waits for
-            if process is not None:
-                _kill(process)
-            process = None
+            if worker is not None:
+                worker.kill()
+            worker = None
             raise
         finally:
-            self._free.append(process)
+            self._free.append(worker)
             self._places.give()
 
     async def close(self) -> None:
         """End the processes: those of questions that are still asked, too."""
-        await asyncio.gather(*(self._ended(process) for process in list(self._running)))
+        await asyncio.gather(*(self._end(worker) for worker in list(self._running)))
 
-    async def _started(self) -> Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "paceline.serving.worker",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            limit=MAX_LINE,
-        )
-        self._running = {one for one in self._running if one.returncode is None} | {process}
+    async def _started(self) -> _Worker:
+        """Start a process, and wait until it answers."""
+        worker = await _Worker.start()
+        self._running = {running for running in self._running if not running.ended} | {worker}
         try:
-            await asyncio.wait_for(_answer(process, {}, START_SECONDS), START_SECONDS)
+            await asyncio.wait_for(worker.ask({}, START_SECONDS), START_SECONDS)
         except BaseException:
-            _kill(process)
+            worker.kill()
             raise
-        return process
+        return worker
 
-    async def _ended(self, process: Process | None) -> None:
-        if process is not None:
-            _kill(process)
-            self._running.discard(process)
-            await process.wait()
-
-
-def _kill(process: Process) -> None:
-    if process.returncode is None:
-        process.kill()
-
-
-async def _answer(process: Process, asked: dict[str, Any], seconds: float) -> dict[str, Any]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(await asyncio.to_thread(as_line, asked | {"seconds": seconds}))
-    await process.stdin.drain()
-    line = await process.stdout.readline()
-    # an empty line of a process that has died is no JSON
-    found: dict[str, Any] = await asyncio.to_thread(json.loads, line)
-    return found
+    async def _end(self, worker: _Worker | None) -> None:
+        if worker is not None:
+            worker.kill()
+            self._running.discard(worker)
+            await worker.process.wait()

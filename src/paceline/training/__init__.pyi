@@ -1,6 +1,8 @@
 from .answers import answered as answered
 from .answers import texts_of as texts_of
+from .batches import Batch as Batch
 from .batches import Document as Document
+from .batches import TargetView as TargetView
 from .batches import documents_of as documents_of
 from .conversion import convert as convert
 from .head_training import standing as standing
@@ -9,6 +11,7 @@ from .heads import HeadTrainer as HeadTrainer
 from .heads import Trainer as Trainer
 from .heads import trainer as trainer
 from .heads import training_config as training_config
+from .next_token import NextTokenTrainer as NextTokenTrainer
 from .optimizing import Progress as Progress
 from .optimizing import groups as groups
 from .optimizing import keep as keep
@@ -17,6 +20,7 @@ from .optimizing import paced as paced
 from .optimizing import set_rate as set_rate
 from .optimizing import take_up as take_up
 from .optimizing import update as update
+from .path_trainer import PathTrainer as PathTrainer
 from .processes import accelerator as accelerator
 from .processes import launched_device as launched_device
 from .report import figures as figures

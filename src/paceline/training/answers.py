@@ -32,8 +32,8 @@ Ids = list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One text of the target's.
+class TrainingText:
+    """Holds one text to learn from, which the target wrote or the user gave.
 
     Attributes:
         id: sha256 of the prompt's tokens, by which a prompt is known.
@@ -48,45 +48,47 @@ class Answer:
 
 
 def prompts_of(llm: LLM, files: Sequence[Path], *, most: int | None, longest: int) -> dict[str, Ids]:
-    """Prompts of files in the formats of `paceline bench`, as token ids by their `Answer.id`, each once.
+    """Prompts of files in the formats of `paceline bench`, as token ids by their `TrainingText.id`, each once.
 
     Args:
         most: prompts of each file; longest: tokens of a prompt, longer ones are left out.
     Raises:
         PromptError: a file that cannot be read, or no prompt that is short enough.
     """
-    found: dict[str, Ids] = {}
+    prompts: dict[str, Ids] = {}
     for file in files:
-        for one in read_prompts(file).limited(most).conversations:
-            ids = _ids(llm, one)
+        for conversation in read_prompts(file).limited(most).conversations:
+            ids = _ids(llm, conversation)
             if 1 < len(ids) <= longest:
-                found.setdefault(_name(ids), ids)
-    if not found:
+                prompts.setdefault(_name(ids), ids)
+    if not prompts:
         raise PromptError(f"no prompt of at most {longest} tokens in {', '.join(map(str, files))}; raise max_length")
-    return found
+    return prompts
 
 
-def texts_of(llm: LLM, files: Sequence[Path], *, most: int | None) -> list[Answer]:
+def texts_of(llm: LLM, files: Sequence[Path], *, most: int | None) -> list[TrainingText]:
     """Texts of files as they are, for training without asking the target; of conversations
     that end with an answer, that answer.
 
     Raises:
         PromptError: as above.
     """
-    found: dict[str, Answer] = {}
+    texts: dict[str, TrainingText] = {}
     for file in files:
-        for one in read_prompts(file).limited(most).conversations:
-            prompt, text = ([], _ids(llm, one)) if one.answer is None else (_ids(llm, one), _answer_ids(llm, one))
+        for conversation in read_prompts(file).limited(most).conversations:
+            ids = _ids(llm, conversation)
+            prompt, text = ([], ids) if conversation.answer is None else (ids, _answer_ids(llm, conversation))
             if len(text) > 2:
-                found.setdefault(_name(prompt or text), Answer(_name(prompt or text), prompt, text))
-    if not found:
+                name = _name(prompt or text)
+                texts.setdefault(name, TrainingText(name, prompt, text))
+    if not texts:
         raise PromptError(f"no text of three tokens in {', '.join(map(str, files))}; give others")
-    return list(found.values())
+    return list(texts.values())
 
 
 def answered(
     llm: LLM, prompts: dict[str, Ids], file: Path, *, max_tokens: int, sampled_share: float = 0.0
-) -> list[Answer]:
+) -> list[TrainingText]:
     """The target's answers to prompts; those that the file holds are not asked for again.
 
     Args:
@@ -95,7 +97,7 @@ def answered(
     Raises:
         PromptError: a file of other lines. PacelineError: an answer that ended with an error.
     """
-    known = {one.id: one for one in _read(file)}
+    known = {answer.id: answer for answer in _read(file)}
     left = [(name, ids) for name, ids in prompts.items() if name not in known]
     with Shown("answers", len(prompts), done=len(prompts) - len(left)) as shown:
         asking = _Asking(llm, file, known, shown, max_tokens, sampled_share)
@@ -110,7 +112,7 @@ class _Asking:
 
     llm: LLM
     file: Path
-    known: dict[str, Answer]
+    known: dict[str, TrainingText]
     shown: Shown
     max_tokens: int
     sampled_share: float
@@ -130,43 +132,43 @@ class _Asking:
                 if request.finished and name not in self.known:
                     output = request.result()
                     output.raise_for_error()
-                    self.keep(Answer(name, ids, list(output.outputs[0].token_ids), each))
+                    self.keep(TrainingText(name, ids, list(output.outputs[0].token_ids), each))
             self.shown.update(before + done, f"{before + done} of {int(self.shown.total)}")
 
         decoder.run(requests, advance)
 
-    def keep(self, one: Answer) -> None:
-        _append(self.file, one)
-        self.known[one.id] = one
+    def keep(self, answer: TrainingText) -> None:
+        _append(self.file, answer)
+        self.known[answer.id] = answer
 
 
-def _ids(llm: LLM, one: Conversation) -> Ids:
-    if one.token_ids is not None:
-        return list(one.token_ids)
-    if one.chat and llm.tokenizer.has_chat_template:
-        return llm.chat_ids([*one.history, {"role": "user", "content": one.turns[0]}])
-    return llm.tokenizer.encode(one.turns[0])
+def _ids(llm: LLM, conversation: Conversation) -> Ids:
+    if conversation.token_ids is not None:
+        return list(conversation.token_ids)
+    if conversation.chat and llm.tokenizer.has_chat_template:
+        return llm.chat_ids([*conversation.history, {"role": "user", "content": conversation.turns[0]}])
+    return llm.tokenizer.encode(conversation.turns[0])
 
 
-def _answer_ids(llm: LLM, one: Conversation) -> Ids:
-    ids = llm.tokenizer.encode(one.answer or "", add_special_tokens=False)
+def _answer_ids(llm: LLM, conversation: Conversation) -> Ids:
+    ids = llm.tokenizer.encode(conversation.answer or "", add_special_tokens=False)
     end = llm.tokenizer.eos_id
-    return [*ids, end] if one.ended and end is not None else ids
+    return [*ids, end] if conversation.ended and end is not None else ids
 
 
 def _name(ids: Sequence[int]) -> str:
     return sha256(json.dumps(list(ids)).encode()).hexdigest()
 
 
-def _append(file: Path, one: Answer) -> None:
+def _append(file: Path, answer: TrainingText) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as out:
-        out.write(f"{json.dumps(asdict(one))}\n".encode())
+        out.write(f"{json.dumps(asdict(answer))}\n".encode())
         out.flush()
         os.fsync(out.fileno())
 
 
-def _read(file: Path) -> list[Answer]:
+def _read(file: Path) -> list[TrainingText]:
     """The whole lines of a file; a line that a kill has cut off is taken away."""
     if not file.exists():
         return []
@@ -175,6 +177,6 @@ def _read(file: Path) -> list[Answer]:
     if len(whole) < len(data):
         os.truncate(file, len(whole))
     try:
-        return [Answer(**json.loads(line)) for line in whole.splitlines()]
+        return [TrainingText(**json.loads(line)) for line in whole.splitlines()]
     except (ValueError, TypeError) as error:
         raise PromptError(f"{file} holds something else than answers ({error}); name another folder") from None

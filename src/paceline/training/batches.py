@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.models.heads import target_rows
-from paceline.training.answers import Answer
+from paceline.training.answers import TrainingText
 from paceline.training.shown import Shown
 from paceline.training.state_shards import States, StateShards
 
@@ -31,7 +31,7 @@ PAD: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text.
+    """Holds one text as token ids, and says which of them are learned.
 
     Attributes:
         tokens: its ids. first: the first one that is learned, behind the prompt.
@@ -41,10 +41,10 @@ class Document:
     first: int
 
 
-def documents_of(answers: Sequence[Answer], longest: int) -> list[Document]:
+def documents_of(answers: Sequence[TrainingText], longest: int) -> list[Document]:
     """Answers behind their prompts, cut to `longest` tokens; those of which nothing is left to learn are left out."""
-    made = [Document(tuple(one.prompt + one.answer)[:longest], max(2, len(one.prompt))) for one in answers]
-    return [one for one in made if len(one.tokens) > one.first]
+    documents = [Document(tuple(text.prompt + text.answer)[:longest], max(2, len(text.prompt))) for text in answers]
+    return [document for document in documents if len(document.tokens) > document.first]
 
 
 def packed(documents: Sequence[Document], length: int) -> list[list[Document]]:
@@ -54,21 +54,21 @@ def packed(documents: Sequence[Document], length: int) -> list[list[Document]]:
     """
     rows: list[list[Document]] = []
     room: list[int] = []
-    for one in sorted(documents, key=lambda one: (-len(one.tokens), one.tokens)):
-        size = len(one.tokens)
+    for document in sorted(documents, key=lambda document: (-len(document.tokens), document.tokens)):
+        size = len(document.tokens)
         at = next((i for i, left in enumerate(room) if left >= size), None)
         if at is None:
             at = len(rows)
             rows.append([])
             room.append(length)
-        rows[at].append(one)
+        rows[at].append(document)
         room[at] -= size
     return rows
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows with all that a loss may read.
+    """Holds packed rows of documents with all that a loss may read.
 
     Attributes:
         tokens: (b, t) int64; documents: (b, t) int64, PAD where there is none; positions: (b, t) int64 in the document.
@@ -88,7 +88,7 @@ class Batch:
     final: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """On that device."""
+        """Copy all tensors to a device."""
         return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def ahead(self, values: Tensor, steps: int) -> Tensor:
@@ -102,8 +102,8 @@ class Batch:
         positions, and (m,) its column, -1 where it has none.
         """
         inside = self.ahead(self.documents + 1, steps) == self.documents + 1
-        found = (inside & self.ahead(self.wanted, 2) & self.ahead(self.wanted, steps)).flatten().nonzero().squeeze(1)
-        return found, self.ahead(self.columns + 1, steps).flatten()[found] - 1
+        places = (inside & self.ahead(self.wanted, 2) & self.ahead(self.wanted, steps)).flatten().nonzero().squeeze(1)
+        return places, self.ahead(self.columns + 1, steps).flatten()[places] - 1
 
     def visible(self) -> Tensor:
         """(b, t, t) bool: what each position may see, itself and what comes before it in its document."""
@@ -139,18 +139,18 @@ class TargetView:
         size = (len(rows), length)
         tokens, positions = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
         documents, wanted = torch.full(size, PAD), torch.zeros(size, dtype=torch.bool)
-        states = self._states([one for row in rows for one in row]) if self.reads else {}
+        states = self._states([document for row in rows for document in row]) if self.reads else {}
         d, device = self.runner.info.hidden_size, self.rows.device
         taps = torch.zeros(*size, len(self.layers) * d, device=device)
         final = torch.zeros(*size, d if self.reads else 0, device=device)
         for i, row in enumerate(rows):
             start = 0
-            for number, one in enumerate(row):
-                at = slice(start, start + len(one.tokens))
-                tokens[i, at], positions[i, at] = torch.tensor(one.tokens), torch.arange(len(one.tokens))
-                documents[i, at], wanted[i, start + one.first : at.stop] = number, True
+            for number, document in enumerate(row):
+                at = slice(start, start + len(document.tokens))
+                tokens[i, at], positions[i, at] = torch.tensor(document.tokens), torch.arange(len(document.tokens))
+                documents[i, at], wanted[i, start + document.first : at.stop] = number, True
                 if self.reads:
-                    taps[i, at], final[i, at] = states[one]
+                    taps[i, at], final[i, at] = states[document]
                 start = at.stop
         columns = torch.where(wanted, self._column[tokens], -1)
         embedded = self.runner.embed(tokens.flatten().tolist()).float().view(*size, d)  # type: ignore[attr-defined]
@@ -166,15 +166,15 @@ class TargetView:
         """Compute what these shards do not have of some documents' states, as far as there is room for it."""
         if not self.reads:
             return
-        missing = [one for one in dict.fromkeys(documents) if not shards.has(one.tokens)]
-        total, done = sum(len(one.tokens) for one in missing), 0
+        missing = [document for document in dict.fromkeys(documents) if not shards.has(document.tokens)]
+        total, done = sum(len(document.tokens) for document in missing), 0
         try:
             with Shown("states", total, unit="token") as shown:
                 for start in range(0, len(missing), AT_ONCE):
                     part = missing[start : start + AT_ONCE]
-                    for one, states in zip(part, self._computed(part), strict=True):
-                        shards.put(one.tokens, states)
-                        done += len(one.tokens)
+                    for document, states in zip(part, self._computed(part), strict=True):
+                        shards.put(document.tokens, states)
+                        done += len(document.tokens)
                     shown.update(done, f"{done} of {total} tokens")
         finally:
             shards.write()
@@ -184,21 +184,21 @@ class TargetView:
         return self.runner.embed(range(self.runner.info.vocab_size)).float().clone()  # type: ignore[attr-defined, no-any-return]
 
     def _states(self, documents: Sequence[Document]) -> dict[Document, States]:
-        found = {one: states for one in documents if (states := self._known(one)) is not None}
-        missing = [one for one in dict.fromkeys(documents) if one not in found]
-        for one, states in zip(missing, self._computed(missing), strict=True):
-            found[one] = states
+        by_document = {document: states for document in documents if (states := self._known(document)) is not None}
+        missing = [document for document in dict.fromkeys(documents) if document not in by_document]
+        for document, states in zip(missing, self._computed(missing), strict=True):
+            by_document[document] = states
             size = sum(part.numel() * part.element_size() for part in states)
             if size <= self._left:
-                self._kept[one], self._left = states, self._left - size
+                self._kept[document], self._left = states, self._left - size
             elif self.shards is not None:
-                self.shards.put(one.tokens, states)
-        return found
+                self.shards.put(document.tokens, states)
+        return by_document
 
-    def _known(self, one: Document) -> States | None:
-        if one in self._kept or self.shards is None:
-            return self._kept.get(one)
-        return self.shards.get(one.tokens)
+    def _known(self, document: Document) -> States | None:
+        if document in self._kept or self.shards is None:
+            return self._kept.get(document)
+        return self.shards.get(document.tokens)
 
     def _computed(self, documents: Sequence[Document]) -> Iterator[States]:
         if not documents:
@@ -206,11 +206,11 @@ class TargetView:
         last = self.runner.info.num_layers
         caches = [self.runner.open() for _ in documents]
         try:
-            scores = self.runner.extend(caches, [one.tokens for one in documents], taps=(*self.layers, last))
+            scores = self.runner.extend(caches, [document.tokens for document in documents], taps=(*self.layers, last))
         finally:
             for cache in caches:
                 self.runner.release(cache)
-        sizes = [len(one.tokens) for one in documents]
+        sizes = [len(document.tokens) for document in documents]
         layers = [scores.taps[layer].split(sizes) for layer in (*self.layers, last)]
         for parts in zip(*layers, strict=True):
             yield torch.cat((parts[-1][:, :0], *parts[:-1]), -1), parts[-1].clone()
@@ -220,7 +220,7 @@ def draft_vocabulary(documents: Sequence[Document], size: int, vocab_size: int, 
     """(v,) int64 the `size` tokens that are learned most often, and `always`, ascending; the lowest ids make up for
     what is not there.
     """
-    learned = torch.tensor([token for one in documents for token in one.tokens[one.first :]])
+    learned = torch.tensor([token for document in documents for token in document.tokens[document.first :]])
     counts = torch.bincount(learned, minlength=vocab_size)
     counts[torch.tensor(list(always), dtype=torch.int64)] += len(learned)
     order = torch.sort(counts, descending=True, stable=True).indices

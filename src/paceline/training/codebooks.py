@@ -24,7 +24,7 @@ from paceline.config import documented, option
 from paceline.training.batches import Batch, Document, TargetView, packed
 from paceline.training.draft_model import embedding_of, sliced, with_layers, write_checkpoint
 from paceline.training.next_token import NextTokenTrainer, decoded, text_loss
-from paceline.training.train_config import TextConfig, TrainConfig
+from paceline.training.train_config import TextTrainConfig, TrainConfig
 from paceline.utils import integer
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ ROUNDS, SEEN = 4, 4096
 
 @documented
 @dataclass(frozen=True, kw_only=True)
-class CodebookConfig(TextConfig):
-    """Of codebooks."""
+class CodebookConfig(TextTrainConfig):
+    """Says how large codebooks are and where they stand, beside what every training takes."""
 
     codebook_size: int = option(1024, "Of codebooks: codes of each.", low=2, high=1 << 16)
     codes: int = option(8, "Of codebooks: codes that make a state.")
@@ -55,7 +55,7 @@ class CodebookConfig(TextConfig):
 
 
 class CodebookTrainer(NextTokenTrainer):
-    """The target's layers and codebooks in training.
+    """Trains the target's layers to speak in codes, and the codes.
 
     Args:
         folder: of the target's checkpoint. layers: how many it has. rows: (v, hidden) of its head.
@@ -80,27 +80,31 @@ class CodebookTrainer(NextTokenTrainer):
         self.steps = nn.Parameter(torch.zeros(()), requires_grad=False)  # kept with the weights of a stopped run
 
     @classmethod
-    def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[CodebookTrainer, TargetView]:
-        """Its vocabulary is the whole one."""
+    def init(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[CodebookTrainer, TargetView]:
+        """See `Trainer.init`; it learns the whole vocabulary."""
         assert isinstance(config, CodebookConfig)
         info = llm.runner.info
         view = TargetView(llm.runner, None, torch.arange(info.vocab_size), keep_bytes=config.feature_cache_bytes)
         shape: dict[str, Any] = {"size": config.codebook_size, "firing": config.codes, "sites": config.sites}
         return cls(llm.folder, info.num_layers, view.rows, **shape), view
 
+    @classmethod
+    def command(cls, folder: Path, model: str | None) -> str:
+        return f"paceline codebooks show {folder} 'Once upon a time'"
+
     def states(self, batch: Batch) -> Tensor:
         return decoded(self.model, embedding_of(self.embed, batch), batch)
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         books = [book for _, book in self.books.items()]
-        found = text_loss(self.states(batch), self.rows, batch)
+        cross_entropy = text_loss(self.states(batch), self.rows, batch)
         distance = torch.stack([book.distance() for book in books]).mean()
         with torch.no_grad():
             self.steps.add_(1)
             if self.steps % REVIVED == 0:
                 for book in books:
                     book.revive(generator)
-        return found + DRAWN * distance
+        return cross_entropy + DRAWN * distance
 
     @torch.no_grad()
     def prepare(self, view: TargetView, documents: Sequence[Document], length: int, seed: int) -> None:

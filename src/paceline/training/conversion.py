@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 from paceline.models.heads import (
     WRITTEN,
     HeadConfig,
-    Target,
+    HeadTarget,
     drafted_rows,
     read_head,
     target_rows,
@@ -60,8 +60,8 @@ def convert(llm: LLM, head: str | Path, to: str, output: str | Path) -> Path:
         weights["embed.weight"] = llm.runner.embed(range(info.vocab_size))  # type: ignore[attr-defined]
     config, weights = _padded(config, weights, info.stored_rows or info.vocab_size)
     kind = read_config(llm.folder).get("architectures", ["LlamaForCausalLM"])[0]
-    made, tensors = form.written(config, weights, Target(str(info.name), kind))
-    return write_folder(output, made, tensors)
+    written_config, tensors = form.written(config, weights, HeadTarget(str(info.name), kind))
+    return write_folder(output, written_config, tensors)
 
 
 def _padded(
@@ -69,11 +69,11 @@ def _padded(
 ) -> tuple[HeadConfig, dict[str, torch.Tensor]]:
     """The head for a vocabulary of so many rows."""
     reduced = "draft_to_target" in weights
-    made = replace(config, vocab_size=rows, draft_vocab_size=config.draft_vocab_size if reduced else rows)
+    padded_config = replace(config, vocab_size=rows, draft_vocab_size=config.draft_vocab_size if reduced else rows)
 
-    def fits(name: str, one: torch.Tensor) -> torch.Tensor:
+    def fits(name: str, tensor: torch.Tensor) -> torch.Tensor:
         drafted = drafted_rows(name) and not reduced
-        missing = rows - len(one) if drafted or "embed" in name.split(".") else 0
-        return torch.cat((one, one[:1].expand(missing, *one.shape[1:]))) if missing else one
+        missing = rows - len(tensor) if drafted or "embed" in name.split(".") else 0
+        return torch.cat((tensor, tensor[:1].expand(missing, *tensor.shape[1:]))) if missing else tensor
 
-    return made, {name: fits(name, one) for name, one in weights.items()}
+    return padded_config, {name: fits(name, tensor) for name, tensor in weights.items()}

@@ -65,7 +65,7 @@ def _check_width(name: str, value: int) -> None:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class DraftModelConfig(TrainConfig):
-    """Of a draft model."""
+    """Says which layers a draft model takes of the target, or how large a Llama of its own is."""
 
     layers: tuple[int, ...] | None = option(
         None, "Of the model, for draft_model: 0,4,9; a fifth of them by default.", check=_check_layers
@@ -82,7 +82,7 @@ class DraftModelConfig(TrainConfig):
 
 
 class DraftModelTrainer(NextTokenTrainer):
-    """A decoder of transformers in training, `model`, whose input is `embedded`."""
+    """Trains a decoder of transformers, `model`, whose input is `embedded`."""
 
     name: ClassVar[str] = "draft_model"
     config_class: ClassVar[type[TrainConfig]] = DraftModelConfig
@@ -97,7 +97,7 @@ class DraftModelTrainer(NextTokenTrainer):
         need(max(layers or (0,)) < count, "layers", f"be below {count}, the model's layers", layers)
 
     @classmethod
-    def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[DraftModelTrainer, TargetView]:
+    def init(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[DraftModelTrainer, TargetView]:
         assert isinstance(config, DraftModelConfig)
         view = TargetView(llm.runner, (), vocabulary, keep_bytes=config.feature_cache_bytes)
         info = llm.runner.info
@@ -118,7 +118,7 @@ class DraftModelTrainer(NextTokenTrainer):
         return decoded(self.model, self.embedded(batch), batch)
 
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
-        """A checkpoint, with the target's tokenizer."""
+        """Write a checkpoint, with the target's tokenizer and the draft vocabulary."""
         config, tensors = self.checkpoint(llm)
         with replacing(folder / VOCABULARY) as fresh:
             fresh.write_text(json.dumps(view.vocabulary.tolist()), encoding="utf-8")
@@ -130,7 +130,7 @@ class DraftModelTrainer(NextTokenTrainer):
 
 
 class SlicedTrainer(DraftModelTrainer):
-    """A draft of the target's layers.
+    """Trains a draft that consists of some of the target's layers.
 
     Args:
         folder: of the target's checkpoint. layers: of it, ascending. rows, depths: as above.
@@ -152,7 +152,7 @@ class SlicedTrainer(DraftModelTrainer):
 
 
 class SmallLlamaTrainer(DraftModelTrainer):
-    """A Llama of its own on the target's vocabulary.
+    """Trains a small Llama on the target's vocabulary.
 
     Args:
         target: whose vocabulary and context it has. hidden: its width, a multiple of 64 and at most the target's.
@@ -196,7 +196,7 @@ class SmallLlamaTrainer(DraftModelTrainer):
         every = range(info.vocab_size)
         embedding = cast(Any, llm.runner).embed(every).float()
         rows = target_rows(cast(Any, llm.runner), info, torch.tensor(every)).float()
-        tensors: Tensors = {f"model.{name}": one for name, one in self.model.named_parameters()}
+        tensors: Tensors = {f"model.{name}": parameter for name, parameter in self.model.named_parameters()}
         tensors["model.embed_tokens.weight"] = embedding @ self.reads.to(embedding.device)
         tensors["lm_head.weight"] = rows @ self.says.to(rows.device)
         stored = read_config(llm.folder)
@@ -211,7 +211,7 @@ def evenly(count: int) -> tuple[int, ...]:
 
 
 def shortened(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """A config.json of these layers alone."""
+    """Make a config.json for a model that has these layers alone."""
     count = config["num_hidden_layers"]
     lists = {
         key: [value[layer] for layer in layers]
@@ -230,8 +230,8 @@ def sliced(folder: Path, layers: Sequence[int]) -> tuple[nn.Module, tuple[nn.Mod
     from transformers import AutoConfig, AutoModel
 
     config, stored = read_config(folder), Checkpoint(folder)
-    given = AutoConfig.for_model(**shortened(config, layers))
-    model = AutoModel.from_config(given, dtype=torch.float32)
+    auto_config = AutoConfig.for_model(**shortened(config, layers))
+    model = AutoModel.from_config(auto_config, dtype=torch.float32)
     place = {layer: number for number, layer in enumerate(layers)}
     weights = {}
     for name in stored.entries:
@@ -260,7 +260,7 @@ def with_layers(folder: Path, model: nn.Module) -> Tensors:
     """The weights of a checkpoint, with the layers and the final norm of a model in place of its own."""
     stored = Checkpoint(folder)
     kept = {name: stored.tensor(name) for name in stored.entries if not LAYER.fullmatch(name)}
-    return kept | {f"model.{name}": one.detach() for name, one in model.named_parameters()}
+    return kept | {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def write_checkpoint(folder: Path, llm: LLM, config: Mapping[str, Any], tensors: Tensors) -> None:
@@ -268,4 +268,4 @@ def write_checkpoint(folder: Path, llm: LLM, config: Mapping[str, Any], tensors:
     for name in COPIED:
         if (llm.folder / name).is_file():
             shutil.copyfile(llm.folder / name, folder / name)
-    write_folder(folder, config, {name: one.to(llm.runner.info.dtype) for name, one in tensors.items()})
+    write_folder(folder, config, {name: tensor.to(llm.runner.info.dtype) for name, tensor in tensors.items()})

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from paceline.models.heads import HeadConfig
 from paceline.training.batches import Batch
 from paceline.training.heads import HeadTrainer
-from paceline.training.layer import DecoderLayer, Keys
+from paceline.training.layer import Keys, TrainableDecoderLayer
 
 if TYPE_CHECKING:
     from paceline.models import ModelInfo
@@ -31,7 +31,7 @@ NOISE, LENGTH = 0.2, 512
 
 
 class EagleTrainer(HeadTrainer):
-    """An EAGLE-1 head, whose states are those after the target's final norm."""
+    """Trains an EAGLE-1 head, whose states are those after the target's final norm."""
 
     name: ClassVar[str] = "eagle"
 
@@ -39,7 +39,7 @@ class EagleTrainer(HeadTrainer):
         super().__init__(config, rows)
         self.depths, d = depths, config.hidden_size
         self.fc = nn.Linear(2 * d, d, bias=False)
-        self.layers = nn.ModuleList([DecoderLayer(config.layer, d, d)])
+        self.layers = nn.ModuleList([TrainableDecoderLayer(config.layer, d, d)])
         with torch.no_grad():
             self.fc.weight.mul_(0.1)[:, d:] += torch.eye(d)
 
@@ -56,21 +56,21 @@ class EagleTrainer(HeadTrainer):
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         noise = torch.rand(batch.final.shape, generator=generator).to(batch.final.device) - 0.5
         read = batch.final + noise * NOISE * LENGTH / batch.final.shape[1]
-        made = next(self._unrolled(batch, read)).flatten(0, 1)
+        predicted = next(self._unrolled(batch, read)).flatten(0, 1)
         at, columns = batch.learned(2)
         true = batch.final.flatten(0, 1)[at + 1]
-        states = F.smooth_l1_loss(made[at].float(), true, reduction="none").mean(-1).sum() / max(1, len(at))
+        states = F.smooth_l1_loss(predicted[at].float(), true, reduction="none").mean(-1).sum() / max(1, len(at))
         at = at[columns >= 0]
-        return states + TOKENS * self.taught(batch).loss(made[at], self.rows, at + 2) / max(1, len(at))
+        return states + TOKENS * self.soft_targets(batch).loss(predicted[at], self.rows, at + 2) / max(1, len(at))
 
-    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def predict(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         for depth, state in enumerate(self._unrolled(batch, batch.final)):
             at, _ = batch.learned(depth + 2)
             yield at, self.logits(state.flatten(0, 1)[at]).argmax(-1)
 
     def _unrolled(self, batch: Batch, state: Tensor) -> Iterator[Tensor]:
         """(b, t, d) states made of the target's, then of these, and so on; as EAGLE-3's training goes on."""
-        layer, visible = cast(DecoderLayer, self.layers[0]), batch.visible()
+        layer, visible = cast(TrainableDecoderLayer, self.layers[0]), batch.visible()
         kept: list[Keys] = []
         for depth in range(self.depths):
             x = self.fc(torch.cat((batch.ahead(batch.embedded, depth + 1), state), -1))

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from paceline.models.heads import HeadConfig
 from paceline.training.batches import Batch
 from paceline.training.heads import HeadTrainer
-from paceline.training.layer import DecoderLayer, Keys, RMSNorm
+from paceline.training.layer import Keys, RMSNorm, TrainableDecoderLayer
 
 if TYPE_CHECKING:
     from paceline.models import ModelInfo
@@ -34,8 +34,8 @@ DECAY: Final = 0.8
 """Share of an unroll's places that the next one goes on from."""
 
 
-class Eagle3Layer(DecoderLayer):
-    """Its attention reads [norm(embedding); norm(state)]."""
+class Eagle3Layer(TrainableDecoderLayer):
+    """A decoder layer whose attention reads [norm(embedding); norm(state)]."""
 
     def __init__(self, layer: Mapping[str, Any], hidden: int) -> None:
         super().__init__(layer, hidden, 2 * hidden)
@@ -55,7 +55,7 @@ class Eagle3Layer(DecoderLayer):
 
 
 class Eagle3Trainer(HeadTrainer):
-    """An EAGLE-3 head; `depths` unrolls are trained (the paper has 7, which take longer and serve drafts of 7)."""
+    """Trains an EAGLE-3 head in `depths` unrolls (the paper has 7, which take longer and serve drafts of 7)."""
 
     name: ClassVar[str] = "eagle3"
 
@@ -85,14 +85,14 @@ class Eagle3Trainer(HeadTrainer):
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         drawn = torch.rand(batch.tokens.numel(), generator=generator).to(batch.tokens.device)
-        total, taught, count = self.rows.new_zeros(()), self.taught(batch), 0
+        total, targets, count = self.rows.new_zeros(()), self.soft_targets(batch), 0
         for depth, (at, columns, states) in enumerate(self._unrolled(batch, drawn)):
             known = columns >= 0
             count = count or int(known.sum())
-            total = total + taught.loss(self.norm(states[known]), self.rows, at[known] + depth + 2)
+            total = total + targets.loss(self.norm(states[known]), self.rows, at[known] + depth + 2)
         return total / max(1, count)
 
-    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def predict(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         for at, _, states in self._unrolled(batch, torch.zeros(1, device=batch.tokens.device)):
             yield at, self.logits(self.norm(states)).argmax(-1)
 

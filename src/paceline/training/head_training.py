@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from paceline.checkpoints import RUN_SETTINGS
+from paceline.checkpoints import RUN_FINISHED, RUN_SETTINGS
 from paceline.errors import CapabilityError, ConfigError, PacelineError
-from paceline.training.answers import Answer, Ids, answered, prompts_of, texts_of
+from paceline.models import has_ability
+from paceline.training.answers import Ids, TrainingText, answered, prompts_of, texts_of
 from paceline.training.batches import Document, TargetView, draft_vocabulary
 from paceline.training.heads import Trainer, trainer
 from paceline.training.loop import STATE, fit
@@ -71,13 +72,11 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     processes = accelerator()
     with processes.main_process_first():
         asked = _asked(llm, config)
-        made_by = {"model": llm.runner.info.fingerprint, "processes": processes.num_processes}
-        settings = {**made_by, **config.as_json(), "sha256": [_sum(path) for path in config.data], "split": SPLIT}
-        new = _claim(folder, settings, command)
+        new = _claim(folder, _settings(llm, config), command)
         with _left_free(run, new):
             answers = _answers(llm, config, asked, run / ANSWERS)
             texts = split(answers, config.held_out_share, length)
-            head, view = _begun(llm, config, texts.training)
+            head, view = _new_head(llm, config, texts.training)
     if config.feature_disk_bytes:
         with processes.main_process_first():
             every = [*texts.training, *texts.validation, *texts.test]
@@ -86,21 +85,34 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     curve = fit(head, view, texts, config.fitting, run)
     if view.shards is not None and config.feature_folder is None and processes.is_main_process:
         view.shards.remove()
-    drafter, speed = head.speculative_config(folder), None
-    facts = _facts(llm, config, answers, command)
+    facts, speed = _facts(llm, config, answers, command), None
     if processes.is_main_process:
         head.write(folder, llm, view, facts)
+        (folder / RUN_FINISHED).touch()
         if speed_prompts and head.drafts:
-            prompts = [prompt_of(one) for one in texts.test[:speed_prompts]]
-            target = replaced(llm, folder) if head.replaces_target else llm
-            speed = measured(target, drafter, prompts, depths=head.depths, max_tokens=min(TIMED, config.max_tokens))
+            prompts = [prompt_of(document) for document in texts.test[:speed_prompts]]
+            speed = _timed(llm, head, folder, prompts, max_tokens=min(TIMED, config.max_tokens))
     before, test = curve.tests
     model = folder if head.replaces_target else None
-    made = Trained(folder, test, before, curve, texts.sizes(), drafter, model, speed)
+    trained = Trained(folder, test, before, curve, texts.sizes(), head.speculative_config(folder), model, speed)
     if processes.is_main_process:
-        write_report(made, config.as_json(), facts)
+        write_report(trained, config.as_json(), facts)
     processes.wait_for_everyone()
-    return made
+    return trained
+
+
+def _settings(llm: LLM, config: TrainConfig) -> dict[str, Any]:
+    """All that a run's result depends on, by which a run is known again."""
+    made_by = {"model": llm.runner.info.fingerprint, "processes": accelerator().num_processes}
+    return {**made_by, **config.as_json(), "sha256": [_sum(path) for path in config.data], "split": SPLIT}
+
+
+def _timed(
+    llm: LLM, head: Trainer, folder: Path, prompts: Sequence[Sequence[int]], *, max_tokens: int
+) -> dict[str, Any]:
+    """What `measured` says of what was written into the folder."""
+    target = replaced(llm, folder) if head.replaces_target else llm
+    return measured(target, head.speculative_config(folder), prompts, depths=head.depths, max_tokens=max_tokens)
 
 
 def replaced(llm: LLM, folder: Path) -> LLM:
@@ -115,27 +127,29 @@ def prompt_of(document: Document) -> tuple[int, ...]:
     return document.tokens[: document.first if document.first > 2 else half]
 
 
-def _asked(llm: LLM, config: TrainConfig) -> list[Answer] | dict[str, Ids]:
+def _asked(llm: LLM, config: TrainConfig) -> list[TrainingText] | dict[str, Ids]:
     """Texts as they are, or prompts."""
     if config.texts:
         return texts_of(llm, config.data, most=config.most_prompts)
-    found = prompts_of(llm, config.data, most=config.most_prompts, longest=config.fitting.row_tokens // 2)
+    prompts = prompts_of(llm, config.data, most=config.most_prompts, longest=config.fitting.row_tokens // 2)
     rule = f"hold {LEAST} prompts or more: one to learn, one to choose the best state by, one to test it on"
-    need(len(found) >= LEAST, "data", rule, len(found))
-    return found
+    need(len(prompts) >= LEAST, "data", rule, len(prompts))
+    return prompts
 
 
-def _answers(llm: LLM, config: TrainConfig, asked: list[Answer] | dict[str, Ids], file: Path) -> list[Answer]:
+def _answers(
+    llm: LLM, config: TrainConfig, asked: list[TrainingText] | dict[str, Ids], file: Path
+) -> list[TrainingText]:
     if isinstance(asked, list):
         return asked
     return answered(llm, asked, file, max_tokens=config.max_tokens, sampled_share=config.sampled_share)
 
 
-def _begun(llm: LLM, config: TrainConfig, training: Sequence[Document]) -> tuple[Trainer, TargetView]:
+def _new_head(llm: LLM, config: TrainConfig, training: Sequence[Document]) -> tuple[Trainer, TargetView]:
     ends = [token for token in (llm.tokenizer.bos_id, llm.tokenizer.eos_id) if token is not None]
     vocabulary = draft_vocabulary(training, config.draft_vocab_size, llm.runner.info.vocab_size, ends)
     torch.manual_seed(config.fitting.seed)
-    return trainer(config.method).begun(llm, config, vocabulary)
+    return trainer(config.method).init(llm, config, vocabulary)
 
 
 def _shards(
@@ -159,11 +173,11 @@ def _target(llm: LLM) -> Mapping[str, str]:
     }
 
 
-def _facts(llm: LLM, config: TrainConfig, answers: Sequence[Answer], command: str) -> dict[str, Any]:
+def _facts(llm: LLM, config: TrainConfig, answers: Sequence[TrainingText], command: str) -> dict[str, Any]:
     """Where a head comes from."""
     from paceline.version import __version__
 
-    data = sha256(json.dumps([(one.id, one.answer) for one in answers]).encode()).hexdigest()
+    data = sha256(json.dumps([(answer.id, answer.answer) for answer in answers]).encode()).hexdigest()
     return {
         "command": command,
         "date": time.strftime("%Y-%m-%d"),
@@ -172,7 +186,7 @@ def _facts(llm: LLM, config: TrainConfig, answers: Sequence[Answer], command: st
             "files": [path.name for path in config.data],
             "sha256": data,
             "texts": len(answers),
-            "tokens": sum(len(one.answer) for one in answers),
+            "tokens": sum(len(answer.answer) for answer in answers),
         },
         "target": dict(_target(llm)),
         "threads": torch.get_num_threads(),
@@ -192,9 +206,11 @@ def _claim(folder: Path, settings: Mapping[str, Any], command: str) -> bool:
     """
     path = folder / RUN_SETTINGS
     need(folder.is_dir() or not folder.exists(), "output", "be a folder", str(folder))
-    made = [name for name in MADE if (folder / name).exists()]
-    if made and not path.exists():
-        raise ConfigError(f"{str(folder)!r} holds {made[0]} and no {RUN_SETTINGS} to go on with; name another output")
+    present = [name for name in MADE if (folder / name).exists()]
+    if present and not path.exists():
+        raise ConfigError(
+            f"{str(folder)!r} holds {present[0]} and no {RUN_SETTINGS} to go on with; name another output"
+        )
     known = {"split": "training, held out", **json.loads(path.read_text())} if path.is_file() else {}
     known.pop("command", None)
     now = json.loads(json.dumps(settings))
@@ -232,12 +248,12 @@ def _left_free(run: Path, new: bool) -> Iterator[None]:
 def _differing(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Settings that are others now, with both values where these are short; earlier versions had fewer."""
     for key in sorted(known):
-        one, other = known[key], now.get(key)
-        if isinstance(one, dict) and isinstance(other, dict):
-            yield from _differing(one, other)
-        elif one != other:
+        before, after = known[key], now.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _differing(before, after)
+        elif before != after:
             named = "content of data" if key == "sha256" else key
-            yield named if isinstance(one, list | dict) else f"{named} ({one}, now {other})"
+            yield named if isinstance(before, list | dict) else f"{named} ({before}, now {after})"
 
 
 def _sum(path: Path) -> str:
@@ -248,12 +264,13 @@ def _sum(path: Path) -> str:
 def _check(llm: LLM, config: TrainConfig) -> None:
     runner = llm.runner
     for name in ("taps", "head", "input_embeddings"):
-        if not getattr(runner.capabilities, name):
+        if not has_ability(runner, name):
             raise CapabilityError(
                 f"training needs {name} of the model, which {runner.info.name} does not give as it runs here; use a "
                 "family that runs natively"
             )
     method = trainer(config.method)
-    own = method.config_class
-    need(isinstance(config, own), "config", f"be a {own.__name__} for method {config.method!r}", type(config).__name__)
+    config_class = method.config_class
+    rule = f"be a {config_class.__name__} for method {config.method!r}"
+    need(isinstance(config, config_class), "config", rule, type(config).__name__)
     method.check(runner.info, config)

@@ -1,6 +1,7 @@
 """What is trained: a module with a loss and a view of the data, that is written as a folder.
 
-`Trainer` is what the loop knows, `HeadTrainer` what heads share. Methods are modules of their own.
+`train` makes a trainer with `init`, lets it learn by its `loss`, judges it by what it would `predict`, and has it
+`write` a folder. `Trainer` is what the loop knows, `HeadTrainer` what heads share. Methods are modules of their own.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def trainer(method: str) -> type[Trainer]:
     Raises:
         ConfigError: an unknown name, or what is no trainer.
     """
-    found: type[Trainer] = registry.load("trainers", method)
-    registry.check_derives("trainers", method, found, Trainer)
-    return found
+    trainer_class: type[Trainer] = registry.load("trainers", method)
+    registry.check_derives("trainers", method, trainer_class, Trainer)
+    return trainer_class
 
 
 def training_config(method: str, **settings: Any) -> TrainConfig:
@@ -43,13 +44,13 @@ def training_config(method: str, **settings: Any) -> TrainConfig:
     Raises:
         ConfigError: an unknown method or setting, or a value outside its range.
     """
-    made = trainer(method).config_class
-    reject_unknown(f"training of {method}", settings, [one.name for one in fields(made)])
-    return made(method=method, **settings)
+    config_class = trainer(method).config_class
+    reject_unknown(f"training of {method}", settings, [field.name for field in fields(config_class)])
+    return config_class(method=method, **settings)
 
 
 class Trainer(nn.Module):
-    """Something in training that drafts for a target.
+    """Learns to draft for a target, or makes an adapter or another model of it; what `train` needs of a method.
 
     Args:
         rows: (v, hidden) of the target's head for the draft vocabulary; they stay as they are.
@@ -83,53 +84,85 @@ class Trainer(nn.Module):
 
     @classmethod
     @abstractmethod
-    def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[Trainer, TargetView]:
-        """One that has learned nothing yet, and its view of the target.
+    def init(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[Trainer, TargetView]:
+        """Make a trainer that has learned nothing yet, and its view of the target, by which batches are read.
 
         Args:
+            llm: the target, with its tokenizer and its folder. config: of `config_class`.
             vocabulary: (v,) int64 ids of the draft vocabulary, ascending.
         """
 
     def prepare(self, view: TargetView, documents: Sequence[Document], length: int, seed: int) -> None:
-        """Look at documents that it will learn, cut into rows of so many tokens, before the first step."""
+        """Look at documents that it will learn, cut into rows of so many tokens, before the first step.
+
+        It runs whenever a run begins or goes on, and before the trainer is judged for the first time: what is prepared
+        counts as known before training. Parameters are then those of the stopped run; other tensors stay as made here.
+        """
 
     @abstractmethod
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """What is made less, per learned token. `generator` is for noise."""
+        """Compute what training makes less: a scalar, per learned token.
+
+        It depends on a parameter, which a trainer that only counts (in `prepare`) must have too.
+
+        Args:
+            generator: of noise, so that a step depends on its number alone.
+        """
 
     def forward(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """The loss, of which other processes know."""
+        """Compute the loss in a way that accelerate sees, which adds the gradients of other processes."""
         return self.loss(batch, generator)
 
     @abstractmethod
-    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        """By depth, where the text goes on as drafted so far or not: (m,) flat positions of `Batch.learned`, and (m,)
-        the columns that are likeliest there.
+    def predict(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give the likeliest drafts on a text, by which the trainer is judged.
+
+        Yields:
+            By depth, from 0 to `depths` - 1: (m,) int64 flat positions as `Batch.learned(depth + 2)` gives them, and
+            (m,) int64 the column of the likeliest token there, whether or not the drafts before it are right.
         """
 
     @abstractmethod
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
-        """Write what it has learned; `facts` say where it comes from."""
+        """Write what it has learned, in files of any kind, into a folder that is there.
+
+        Once it returns, the folder counts as finished. A file that a reader looks for comes last and whole
+        (`utils.replacing`).
+
+        Args:
+            facts: where it comes from, to be kept with it; `facts["target"]` names the target.
+        """
 
     def speculative_config(self, folder: Path) -> dict[str, Any]:
-        """How it is drafted with, once it is written; of what does not draft, nothing."""
+        """Give the `speculative_config` that drafts with what was written; {} of what does not draft."""
         del folder
         return {}
 
+    @classmethod
+    def command(cls, folder: Path, model: str | None) -> str:
+        """The command that uses what was written, said at the end of `paceline train`; "" where there is none. That of
+        a drafter is made of its `speculative_config`.
+
+        Args:
+            model: as it was named on the command line; None is the bundled one.
+        """
+        del folder, model
+        return ""
+
     def logits(self, states: Tensor) -> Tensor:
-        """(m, v) of normed states (m, hidden)."""
+        """Compute (m, v) logits over the draft vocabulary from normed states (m, hidden), by the target's head."""
         return states @ self.rows.T.to(states.dtype)
 
-    def taught(self, batch: Batch) -> Taught:
-        """What the target says of the tokens that are learned."""
+    def soft_targets(self, batch: Batch) -> SoftTargets:
+        """Compute the target's distributions over the draft vocabulary at the tokens that are learned."""
         at = (batch.columns.flatten() >= 0).nonzero().squeeze(1)
         row = torch.full_like(batch.tokens.flatten(), -1)
         row[at] = torch.arange(len(at), device=at.device)
-        return Taught(row, self.logits(batch.final.flatten(0, 1)[at - 1]).softmax(-1, dtype=torch.float32))
+        return SoftTargets(row, self.logits(batch.final.flatten(0, 1)[at - 1]).softmax(-1, dtype=torch.float32))
 
 
 class HeadTrainer(Trainer):
-    """A head in training.
+    """Trains a head that drafts from the target's states; a method adds its module, its loss and what it predicts.
 
     Args:
         config: of the head. rows: as above.
@@ -140,31 +173,31 @@ class HeadTrainer(Trainer):
         self.config = config
 
     @classmethod
-    def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[HeadTrainer, TargetView]:
+    def init(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[HeadTrainer, TargetView]:
         depths = {} if config.depths is None else {"depths": config.depths}
-        made = cls.config_of(llm.runner.info, layer_of(llm.runner), len(vocabulary), config.depths or 4)
+        head_config = cls.config_of(llm.runner.info, layer_of(llm.runner), len(vocabulary), config.depths or 4)
         if config.taps is not None:
-            made = replace(made, taps=config.taps)
-        view = TargetView(llm.runner, made.taps, vocabulary, keep_bytes=config.feature_cache_bytes)
-        head = cls(made, view.rows, **depths)
-        head.begin_with(view)
+            head_config = replace(head_config, taps=config.taps)
+        view = TargetView(llm.runner, head_config.taps, vocabulary, keep_bytes=config.feature_cache_bytes)
+        head = cls(head_config, view.rows, **depths)
+        head.init_from(view)
         return head, view
 
     @classmethod
     @abstractmethod
     def config_of(cls, target: ModelInfo, layer: Mapping[str, Any], draft_vocab_size: int, depths: int) -> HeadConfig:
-        """The config of a head for a target.
+        """Make the config of a head for a target.
 
         Args:
             layer: `HeadConfig.layer` of a layer like the target's own. depths: as wanted, for methods with a head each.
         """
 
-    def begin_with(self, view: TargetView) -> None:
-        """Begin with what the target has."""
+    def init_from(self, view: TargetView) -> None:
+        """Copy what the head takes over from the target, such as its embedding; by default nothing."""
 
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
-        """In the format of paceline.models.heads."""
-        tensors = {name: one.to(llm.runner.info.dtype) for name, one in self.named_parameters()}
+        """Write the head in the format of `paceline.models.heads`."""
+        tensors = {name: parameter.to(llm.runner.info.dtype) for name, parameter in self.named_parameters()}
         if self.config.draft_vocab_size < self.config.vocab_size:
             tensors["draft_to_target"] = view.vocabulary
         write_head(folder, replace(self.config, provenance=facts, target=facts["target"]), tensors)
@@ -189,8 +222,8 @@ def layer_of(runner: Runner) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Taught:
-    """The target's distributions of the tokens that are learned, within the draft vocabulary.
+class SoftTargets:
+    """Holds the target's distributions of the tokens that are learned, within the draft vocabulary.
 
     Attributes:
         row: (b * t,) int64 place in `chances` of the token at each flat position; -1 where it is not learned.
@@ -201,11 +234,11 @@ class Taught:
     chances: Tensor
 
     def loss(self, states: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        """The sum of the cross-entropies of the logits that states (m, d) and rows (v, d) of a head make for the tokens
-        at flat positions (m,).
+        """Sum up the cross-entropies in nats of the logits that states (m, d) and rows (v, d) of a head make for the
+        tokens at flat positions (m,).
         """
-        made: Tensor = _CrossEntropy.apply(states, rows, self.chances[self.row[tokens]])  # type: ignore[no-untyped-call]
-        return made
+        total: Tensor = _CrossEntropy.apply(states, rows, self.chances[self.row[tokens]])  # type: ignore[no-untyped-call]
+        return total
 
 
 class _CrossEntropy(torch.autograd.Function):

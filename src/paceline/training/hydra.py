@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from paceline.models.heads import HeadConfig, HeadMethod
 from paceline.training.batches import Batch
-from paceline.training.layer import DecoderLayer, RMSNorm
+from paceline.training.layer import RMSNorm, TrainableDecoderLayer
 from paceline.training.path_trainer import PathTrainer, residual_blocks, through
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ class _Head(nn.Module):
         self.blocks = nn.ModuleList([nn.Linear(inputs, d), *residual_blocks(d, blocks - 1)])
         self.reduce = nn.Linear(inputs, d)
         with torch.no_grad():
-            for one in (*self.blocks[0].parameters(), *self.reduce.parameters()):
-                one.zero_()
+            for parameter in (*self.blocks[0].parameters(), *self.reduce.parameters()):
+                parameter.zero_()
             self.reduce.weight[:, :d] = torch.eye(d)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class _Head(nn.Module):
 
 
 class HydraTrainer(PathTrainer):
-    """Hydra heads that share the rows of the target's head."""
+    """Trains Hydra heads, which share the rows of the target's head."""
 
     name: ClassVar[HeadMethod] = "hydra"
     blocks: ClassVar[int] = 1
@@ -64,7 +64,7 @@ class HydraTrainer(PathTrainer):
             layer=layer if cls.name == "hydra++" else {},
         )
 
-    def made(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def head_states(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         states, embedded = self.starts(batch).flatten(0, 1), batch.embedded.flatten(0, 1)
         for depth, head in enumerate(self.heads):
             at, columns = batch.learned(depth + 2)
@@ -76,7 +76,7 @@ class HydraTrainer(PathTrainer):
         return batch.final
 
 
-class _PrefixLayer(DecoderLayer):
+class _PrefixLayer(TrainableDecoderLayer):
     def __init__(self, layer: Mapping[str, Any], hidden: int) -> None:
         super().__init__(layer, hidden, hidden)
         self.input_layernorm = RMSNorm(hidden, layer.get("rms_norm_eps") or 1e-6)
@@ -86,7 +86,7 @@ class _PrefixLayer(DecoderLayer):
 
 
 class HydraPlusTrainer(HydraTrainer):
-    """The same with heads of four blocks, behind a decoder layer that adds nothing at first."""
+    """Trains Hydra++ heads: of four blocks each, behind a decoder layer that adds nothing at first."""
 
     name, blocks = "hydra++", 4
 

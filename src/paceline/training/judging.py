@@ -64,20 +64,20 @@ class Evaluated:
 
     @property
     def length(self) -> float:
-        """As of `Judged`."""
+        """Tokens that a pass gives with a chain of all depths, as of `Judged`."""
         return chain_length(self.acceptance)
 
     @classmethod
     def of(cls, counts: Tensor, tokens: int) -> Evaluated:
         """From (2, depths, n) of n texts, as `counted` says."""
-        found, texts = counts.double().cpu().numpy(), counts.shape[-1]
+        per_text, texts = counts.double().cpu().numpy(), counts.shape[-1]
         interval = None
         if texts >= ENOUGH:
             times = np.random.default_rng(0).multinomial(texts, np.full(texts, 1 / texts), DRAWS)
-            drawn = [chain_length(shares(one)) for one in np.einsum("rn,ckn->rck", times, found)]
+            drawn = [chain_length(shares(draw)) for draw in np.einsum("rn,ckn->rck", times, per_text)]
             interval = [float(end) for end in np.quantile(drawn, TAILS)]
-        totals = found.sum(-1)
-        return cls(texts, tokens, shares(totals), [int(one) for one in totals[1]], interval)
+        totals = per_text.sum(-1)
+        return cls(texts, tokens, shares(totals), [int(total) for total in totals[1]], interval)
 
 
 def shares(counts: npt.NDArray[Any]) -> list[float]:
@@ -112,10 +112,10 @@ def counted(head: Trainer, batch: Batch) -> Tensor:
     text = torch.where(batch.documents == PAD, count, batch.documents + before[:, None]).flatten()
     counts = torch.zeros(2, head.depths, count + 1, device=device)
     alive = torch.ones(size, dtype=torch.bool, device=device)
-    for depth, (at, guessed) in enumerate(head.guesses(batch)):
+    for depth, (at, predicted) in enumerate(head.predict(batch)):
         _, columns = batch.learned(depth + 2)
         hit, inside = torch.zeros_like(alive), torch.zeros_like(alive)
-        hit[at], inside[at] = guessed == columns, True
+        hit[at], inside[at] = predicted == columns, True
         counts[1, depth].index_add_(0, text, (alive & inside).float())
         alive = alive & hit
         counts[0, depth].index_add_(0, text, alive.float())

@@ -46,7 +46,7 @@ class AdapterLayer(AttentionLayer):
 
 
 class KangarooTrainer(NextTokenTrainer):
-    """An adapter in training.
+    """Trains an adapter that makes an early exit speak like the whole target.
 
     Args:
         layer: `HeadConfig.layer` of a layer like the target's own. exit_layer: layers of the target before it.
@@ -74,8 +74,8 @@ class KangarooTrainer(NextTokenTrainer):
             integer("exit_layer", config.exit_layer, 1, target.num_layers - 1)
 
     @classmethod
-    def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[KangarooTrainer, TargetView]:
-        """Its vocabulary is the whole one."""
+    def init(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[KangarooTrainer, TargetView]:
+        """See `Trainer.init`; it learns the whole vocabulary."""
         assert isinstance(config, ExitConfig)
         info, layer = llm.runner.info, layer_of(llm.runner)
         exit_layer = min(2, info.num_layers - 1) if config.exit_layer is None else config.exit_layer
@@ -85,8 +85,8 @@ class KangarooTrainer(NextTokenTrainer):
         return cls(layer, exit_layer, gains, view.rows, config.depths), view
 
     def states(self, batch: Batch) -> Tensor:
-        made: Tensor = self.norm(self.layers[0](batch.taps, batch))
-        return made
+        normed: Tensor = self.norm(self.layers[0](batch.taps, batch))
+        return normed
 
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
         config = {
@@ -99,7 +99,7 @@ class KangarooTrainer(NextTokenTrainer):
             "paceline_adapter": {"exit_layer": self.exit_layer, **facts},
         }
         dtype = llm.runner.info.dtype
-        write_folder(folder, config, {name: one.to(dtype) for name, one in self.named_parameters()})
+        write_folder(folder, config, {name: parameter.to(dtype) for name, parameter in self.named_parameters()})
 
     def speculative_config(self, folder: Path) -> dict[str, Any]:
         return {"method": "kangaroo", "model": str(folder), "exit_layer": self.exit_layer}

@@ -17,7 +17,7 @@ Keys = tuple[Tensor, Tensor]
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight."""
+    """Norms states: x / rms(x) * weight."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -69,16 +69,16 @@ class AttentionLayer(nn.Module):
         scores = (grouped @ first[0].transpose(-1, -2)).float().view(b, self.groups, each, m, t)
         scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
         alone = grouped.view(b, self.groups, each, m, e)
-        own = [(alone * keys[:, :, None]).sum(-1, dtype=torch.float32) for keys, _ in more]
-        top = torch.stack([scores.detach().amax(-1), *(one.detach() for one in own)]).amax(0)
-        shares, own = (scores - top[..., None]).exp(), [(one - top).exp() for one in own]
+        at_own_place = [(alone * keys[:, :, None]).sum(-1, dtype=torch.float32) for keys, _ in more]
+        top = torch.stack([scores.detach().amax(-1), *(score.detach() for score in at_own_place)]).amax(0)
+        shares, at_own_place = (scores - top[..., None]).exp(), [(score - top).exp() for score in at_own_place]
         total = shares.sum(-1)
-        found = (shares.view(b, self.groups, each * m, t).to(q.dtype) @ first[1]).view_as(alone)
-        for one, (_, values) in zip(own, more, strict=True):
-            total, found = total + one, found + one[..., None].to(q.dtype) * values[:, :, None]
-        found = (found / total[..., None]).to(q.dtype).reshape(b, h, m, e)
-        made: Tensor = self.self_attn["o_proj"](found.transpose(1, 2).flatten(2))
-        return made
+        mixed = (shares.view(b, self.groups, each * m, t).to(q.dtype) @ first[1]).view_as(alone)
+        for weight, (_, values) in zip(at_own_place, more, strict=True):
+            total, mixed = total + weight, mixed + weight[..., None].to(q.dtype) * values[:, :, None]
+        mixed = (mixed / total[..., None]).to(q.dtype).reshape(b, h, m, e)
+        attended: Tensor = self.self_attn["o_proj"](mixed.transpose(1, 2).flatten(2))
+        return attended
 
     def _parted(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
@@ -89,7 +89,7 @@ class AttentionLayer(nn.Module):
         return angle.cos(), angle.sin()
 
 
-class DecoderLayer(AttentionLayer):
+class TrainableDecoderLayer(AttentionLayer):
     """Attention and MLP, each with what it reads added to it."""
 
     def __init__(self, layer: Mapping[str, Any], hidden: int, inputs: int) -> None:
@@ -103,8 +103,8 @@ class DecoderLayer(AttentionLayer):
         """(b, t, hidden) states behind the layer."""
         x = x + attended
         y = self.post_attention_layernorm(x)
-        made: Tensor = x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y))
-        return made
+        states: Tensor = x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y))
+        return states
 
 
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

@@ -45,7 +45,7 @@ NEVER: Final = -2
 
 
 class LayerSkipTrainer(NextTokenTrainer):
-    """The target's layers in training.
+    """Trains the target's layers, so that the first ones say what all of them say.
 
     Args:
         folder: of the target's checkpoint. layers: how many it has. exit_layer: of them, those that draft.
@@ -74,8 +74,8 @@ class LayerSkipTrainer(NextTokenTrainer):
             integer("exit_layer", config.exit_layer, 1, target.num_layers - 1)
 
     @classmethod
-    def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[LayerSkipTrainer, TargetView]:
-        """Its vocabulary is the whole one."""
+    def init(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[LayerSkipTrainer, TargetView]:
+        """See `Trainer.init`; it learns the whole vocabulary."""
         assert isinstance(config, ExitConfig)
         info = llm.runner.info
         exit_layer = max(1, info.num_layers // 4) if config.exit_layer is None else config.exit_layer
@@ -84,18 +84,18 @@ class LayerSkipTrainer(NextTokenTrainer):
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         tokens = (batch.columns.flatten() >= 0).nonzero().squeeze(1)
-        layers, taught = len(self.rates), self.taught(batch)
+        layers, targets = len(self.rates), self.soft_targets(batch)
         stay = torch.rand(layers, len(batch.tokens), generator=generator) >= self.rates[:, None]
         other = int(torch.randint(layers - 1, (1,), generator=generator))
         behind = self.behind_layers(batch, stay.to(batch.tokens.device))
         weights = {other: EARLY, self.exit_layer - 1: EARLY, layers - 1: 1.0}
         losses = [
-            weight * taught.loss(self._normed(behind[layer])[tokens - 1], self.rows, tokens)
+            weight * targets.loss(self._normed(behind[layer])[tokens - 1], self.rows, tokens)
             for layer, weight in weights.items()
         ]
         return torch.stack(losses).sum() / sum(weights.values()) / max(1, len(tokens))
 
-    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def predict(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         behind = self.behind_layers(batch)
         drafted, said = (self.likeliest(self._normed(behind[layer])) for layer in (self.exit_layer - 1, -1))
         likeliest = torch.where(drafted == said, drafted, NEVER)
@@ -114,8 +114,8 @@ class LayerSkipTrainer(NextTokenTrainer):
         """
         behind: list[Tensor] = []
 
-        def passed(layer: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> Tensor:
-            chosen = made if stay is None else torch.where(stay[len(behind), :, None, None], made, given[0])
+        def passed(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            chosen = output if stay is None else torch.where(stay[len(behind), :, None, None], output, inputs[0])
             behind.append(chosen)
             return chosen
 
@@ -137,10 +137,10 @@ class LayerSkipTrainer(NextTokenTrainer):
 
     def _normed(self, states: Tensor) -> Tensor:
         """(b * t, d) behind the final norm."""
-        made: Tensor = cast(nn.Module, self.model.norm)(states.flatten(0, 1))
-        return made
+        normed: Tensor = cast(nn.Module, self.model.norm)(states.flatten(0, 1))
+        return normed
 
 
 def dropout_rates(layers: int) -> Tensor:
     """(layers,) chance of leaving each out: from none of the first to `DROPOUT`, as 2^(l / (L - 1)) - 1 rises."""
-    return torch.tensor([DROPOUT * (math.exp(one * math.log(2) / max(layers - 1, 1)) - 1) for one in range(layers)])
+    return torch.tensor([DROPOUT * (math.exp(layer * math.log(2) / max(layers - 1, 1)) - 1) for layer in range(layers)])

@@ -31,7 +31,7 @@ from paceline.training.judging import Evaluated, Judged, counted, words
 from paceline.training.optimizing import groups, keep, learning_rate, put, set_rate, take_up
 from paceline.training.processes import accelerator, agreed
 from paceline.training.shown import Shown
-from paceline.training.splits import Split
+from paceline.training.splits import TextSplit
 from paceline.training.stopping import Deferred
 from paceline.training.train_config import Fitting
 from paceline.utils import replacing
@@ -50,9 +50,9 @@ Rows = list[list[Document]]
 
 
 @dataclass(slots=True)
-class Curve:
-    """A run: its judgements, seconds so far, and what was found on the texts for testing, before training and, of the
-    best state, after it.
+class LearningCurve:
+    """Keeps a run's judgements, seconds so far, and what was found on the texts for testing: before training, and of
+    the best state after it.
     """
 
     judged: list[Judged] = field(default_factory=list)
@@ -62,22 +62,22 @@ class Curve:
     @property
     def best(self) -> Judged:
         """The last of those with the longest drafts."""
-        return max(self.judged, key=lambda one: (one.length, one.step))
+        return max(self.judged, key=lambda judgement: (judgement.length, judgement.step))
 
     def save(self, path: Path) -> None:
         with replacing(path) as fresh:
             fresh.write_text(json.dumps(asdict(self)))
 
     @classmethod
-    def load(cls, path: Path) -> Curve:
+    def load(cls, path: Path) -> LearningCurve:
         if not path.is_file():
             return cls()
-        found = json.loads(path.read_text())
-        judged, tests = [Judged(**one) for one in found["judged"]], [Evaluated(**one) for one in found["tests"]]
-        return cls(judged, found["seconds"], tests)
+        stored = json.loads(path.read_text())
+        judged, tests = [Judged(**row) for row in stored["judged"]], [Evaluated(**row) for row in stored["tests"]]
+        return cls(judged, stored["seconds"], tests)
 
 
-def fit(head: Trainer, view: TargetView, texts: Split, how: Fitting, folder: Path) -> Curve:
+def fit(head: Trainer, view: TargetView, texts: TextSplit, how: Fitting, folder: Path) -> LearningCurve:
     """Train a head, or go on where a run that was stopped has left its state in `folder`.
 
     Args:
@@ -95,16 +95,16 @@ def fit(head: Trainer, view: TargetView, texts: Split, how: Fitting, folder: Pat
 
 
 class _Run:
-    def __init__(self, head: Trainer, view: TargetView, texts: Split, how: Fitting, folder: Path) -> None:
+    def __init__(self, head: Trainer, view: TargetView, texts: TextSplit, how: Fitting, folder: Path) -> None:
         self.head, self.view, self.how, self.texts = head, view, how, texts
         self.training, self.validation = (packed(part, how.row_tokens) for part in (texts.training, texts.validation))
         self.folder, self.rate = folder, how.learning_rate or head.rate
         self.device, self.processes = head.rows.device, accelerator()
         self.head.to(self.device)
         self.optimizer = torch.optim.AdamW(groups(head, how.weight_decay), lr=self.rate, betas=(0.9, 0.95))
-        self.curve = Curve.load(folder / CURVE)
+        self.curve = LearningCurve.load(folder / CURVE)
         self.at = take_up(folder / STATE, head, self.optimizer)
-        self.curve.judged = [one for one in self.curve.judged if one.step <= self.at.step]
+        self.curve.judged = [judgement for judgement in self.curve.judged if judgement.step <= self.at.step]
         if self.curve.judged and self.curve.judged[-1].step == self.at.step:
             self.at.losses = []  # they are in that judgement
         self.seconds, self.start = 60 * self.at.minutes, perf_counter()
@@ -147,7 +147,7 @@ class _Run:
         return step > self.curve.judged[-1].step and (step % self.how.eval_steps == 0 or self.done >= 1.0)
 
     def _stale(self) -> bool:
-        lengths = [one.length for one in self.curve.judged]
+        lengths = [judgement.length for judgement in self.curve.judged]
         return len(lengths) - 1 - lengths.index(max(lengths)) >= self.how.patience
 
     def _step(self) -> float:
@@ -171,12 +171,12 @@ class _Run:
         """Rows of a step, of this process: every epoch has an order of its own."""
         count, size = len(self.training), self.how.batch_rows
         first = (step * self.processes.num_processes + self.processes.process_index) * size
-        found = []
+        picked = []
         for place in range(first, first + size):
             epoch, index = divmod(place, count)
             order = torch.randperm(count, generator=torch.Generator().manual_seed(self.how.seed * 7919 + epoch))
-            found.append(int(order[index]))
-        return found
+            picked.append(int(order[index]))
+        return picked
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
@@ -186,18 +186,19 @@ class _Run:
         self._keep()
         if not self.curve.tests:
             self.curve.tests.append(self.tested())
-        own = self.validation[self.processes.process_index :: self.processes.num_processes]
-        counts = sum((one.sum(-1) for one in self._counts(own)), torch.zeros(2, self.head.depths, device=self.device))
+        rows = self.validation[self.processes.process_index :: self.processes.num_processes]
+        none = torch.zeros(2, self.head.depths, device=self.device)
+        counts = sum((part.sum(-1) for part in self._counts(rows)), none)
         right, reached = self.processes.reduce(counts)
         tokens = self.at.step * self.processes.num_processes * self.how.batch_rows * self.how.row_tokens
         loss = sum(self.at.losses) / max(1, len(self.at.losses))
-        made = Judged(self.at.step, tokens, loss, (right / reached.clamp(min=1)).tolist())
+        judgement = Judged(self.at.step, tokens, loss, (right / reached.clamp(min=1)).tolist())
         self.at.losses = []
-        self.curve.judged.append(made)
+        self.curve.judged.append(judgement)
         self.curve.seconds = self.spent
         if self.processes.is_main_process:
-            if made is self.curve.best:
-                weights = {name: one.detach().clone() for name, one in self.head.named_parameters()}
+            if judgement is self.curve.best:
+                weights = {name: parameter.detach().clone() for name, parameter in self.head.named_parameters()}
                 put(self.folder / BEST, weights)
             self.curve.save(self.folder / CURVE)
 

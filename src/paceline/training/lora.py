@@ -24,7 +24,7 @@ from paceline.config import documented, option
 from paceline.training.batches import Batch, TargetView
 from paceline.training.draft_model import embedding_of, sliced
 from paceline.training.next_token import NextTokenTrainer, decoded, text_loss
-from paceline.training.train_config import TextConfig, TrainConfig
+from paceline.training.train_config import TextTrainConfig, TrainConfig
 from paceline.utils import need
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 @documented
 @dataclass(frozen=True, kw_only=True)
-class LoraConfig(TextConfig):
-    """Of an adapter."""
+class LoraConfig(TextTrainConfig):
+    """Says how large an adapter is and which modules it changes."""
 
     rank: int = option(16, "Of lora's changes.", low=1, high=1024)
     alpha: float = option(
@@ -44,7 +44,7 @@ class LoraConfig(TextConfig):
 
 
 class LoraTrainer(NextTokenTrainer):
-    """An adapter in training; at first it changes nothing.
+    """Trains an adapter of the target; at first it changes nothing.
 
     Args:
         folder: of the target's checkpoint. layers: how many it has. rows: (v, hidden) of its head.
@@ -69,10 +69,10 @@ class LoraTrainer(NextTokenTrainer):
         model, self.embed = sliced(folder, range(layers))
         self.model = (model.requires_grad_(False),)  # in a tuple: no part of what is trained and kept
         self.alpha, self.scale = alpha, alpha / rank
-        linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+        linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         chosen = [name for name in linear if modules is None or name.rsplit(".", 1)[-1] in modules]
         known = sorted({name.rsplit(".", 1)[-1] for name in linear})
-        fine = all(any(name.endswith(f".{one}") for name in chosen) for one in modules or ())
+        fine = all(any(name.endswith(f".{ending}") for name in chosen) for ending in modules or ())
         need(fine and bool(chosen), "target_modules", f"be among {', '.join(known)}, the model's", modules)
         self.names = [f"model.{name}" for name in chosen]
         self.a, self.b = nn.ParameterList(), nn.ParameterList()
@@ -83,14 +83,19 @@ class LoraTrainer(NextTokenTrainer):
             linear[name].register_forward_hook(self._adapted(len(self.a) - 1))
 
     @classmethod
-    def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[LoraTrainer, TargetView]:
-        """Its vocabulary is the whole one."""
+    def init(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[LoraTrainer, TargetView]:
+        """See `Trainer.init`; it learns the whole vocabulary."""
         assert isinstance(config, LoraConfig)
         info = llm.runner.info
         view = TargetView(llm.runner, None, torch.arange(info.vocab_size), keep_bytes=config.feature_cache_bytes)
         rank, alpha = config.rank, config.alpha
-        made = cls(llm.folder, info.num_layers, view.rows, modules=config.target_modules, rank=rank, alpha=alpha)
-        return made, view
+        adapter = cls(llm.folder, info.num_layers, view.rows, modules=config.target_modules, rank=rank, alpha=alpha)
+        return adapter, view
+
+    @classmethod
+    def command(cls, folder: Path, model: str | None) -> str:
+        named = "" if model is None else f"-m {model} "
+        return f"paceline generate {named}--lora {folder}"
 
     def states(self, batch: Batch) -> Tensor:
         return decoded(self.model[0].to(batch.tokens.device), embedding_of(self.embed, batch), batch)
@@ -106,7 +111,7 @@ class LoraTrainer(NextTokenTrainer):
     def _adapted(self, number: int) -> Any:
         """A hook that adds what an adapter makes of a module's input."""
 
-        def added(module: nn.Module, given: tuple[Tensor], made: Tensor) -> Tensor:
-            return made + self.scale * F.linear(F.linear(given[0], self.a[number]), self.b[number])
+        def added(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+            return output + self.scale * F.linear(F.linear(inputs[0], self.a[number]), self.b[number])
 
         return added

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class MedusaTrainer(PathTrainer):
-    """Medusa heads that share the rows of the target's head."""
+    """Trains Medusa heads, which share the rows of the target's head."""
 
     name: ClassVar[str] = "medusa"
     decay: ClassVar[float] = 0.8
 
     def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 4) -> None:
         super().__init__(config, rows, depths)
-        made = [residual_blocks(config.hidden_size, config.num_layers) for _ in range(config.num_heads)]
-        self.heads = nn.ModuleList([nn.ModuleDict({"blocks": blocks}) for blocks in made])
+        all_blocks = [residual_blocks(config.hidden_size, config.num_layers) for _ in range(config.num_heads)]
+        self.heads = nn.ModuleList([nn.ModuleDict({"blocks": blocks}) for blocks in all_blocks])
 
     @classmethod
     def config_of(cls, target: ModelInfo, layer: Mapping[str, Any], draft_vocab_size: int, depths: int) -> HeadConfig:
@@ -42,7 +42,7 @@ class MedusaTrainer(PathTrainer):
             num_heads=depths,
         )
 
-    def made(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def head_states(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         states = batch.final.flatten(0, 1)
         for depth, head in enumerate(self.heads):
             at, columns = batch.learned(depth + 2)

@@ -48,7 +48,7 @@ NEVER: Final = -2
 
 
 class Medusa2Trainer(NextTokenTrainer):
-    """The target's layers and its heads in training.
+    """Trains the target's layers and Medusa heads together.
 
     Args:
         folder: of the target's checkpoint. layers: how many it has.
@@ -72,7 +72,7 @@ class Medusa2Trainer(NextTokenTrainer):
         self.steps = nn.Parameter(torch.zeros(()), requires_grad=False)  # kept with the weights of a stopped run
 
     @classmethod
-    def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[Medusa2Trainer, TargetView]:
+    def init(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[Medusa2Trainer, TargetView]:
         """The layers learn the whole vocabulary, the heads draft a part of it."""
         info = llm.runner.info
         view = TargetView(llm.runner, (), torch.arange(info.vocab_size), keep_bytes=config.feature_cache_bytes)
@@ -83,16 +83,16 @@ class Medusa2Trainer(NextTokenTrainer):
         return decoded(self.model, embedding_of(self.embed, batch), batch)
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        states, taught = self.states(batch).flatten(0, 1), self.taught(batch)
+        states, targets = self.states(batch).flatten(0, 1), self.soft_targets(batch)
         tokens = (batch.columns.flatten() >= 0).nonzero().squeeze(1)
-        total = taught.loss(states[tokens - 1], self.rows, tokens) / max(1, len(tokens))
+        total = targets.loss(states[tokens - 1], self.rows, tokens) / max(1, len(tokens))
         read = states if self.steps >= self.alone else states.detach()
         with torch.no_grad():
             self.steps.add_(1)
         for depth in range(self.depths):
             at, columns = batch.learned(depth + 2)
             known = at[columns >= 0]
-            losses = taught.loss(self.ahead(depth, read[known]), self.rows, known + depth + 2)
+            losses = targets.loss(self.ahead(depth, read[known]), self.rows, known + depth + 2)
             total = total + SHARE * MedusaTrainer.decay**depth * losses / max(1, len(known))
         return total
 
@@ -101,7 +101,7 @@ class Medusa2Trainer(NextTokenTrainer):
         (block,) = cast(nn.ModuleList, self.heads[depth])
         return states + F.silu(FASTER * block(states))
 
-    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def predict(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         states = self.states(batch).flatten(0, 1)
         said, rows = self.likeliest(states), self.rows[self.vocabulary].T
         for depth in range(self.depths):
@@ -122,9 +122,9 @@ class Medusa2Trainer(NextTokenTrainer):
             provenance=facts,
         )
         tensors = {
-            f"heads.{depth}.blocks.{name}": (FASTER * one).to(info.dtype)
+            f"heads.{depth}.blocks.{name}": (FASTER * parameter).to(info.dtype)
             for depth, head in enumerate(self.heads)
-            for name, one in head.named_parameters()
+            for name, parameter in head.named_parameters()
         }
         if config.draft_vocab_size < config.vocab_size:
             tensors["draft_to_target"] = self.vocabulary

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EPS: Final = 1e-6
 
 
-class _Stage(nn.Module):
+class _TrainableStage(nn.Module):
     """Head 0 has everything, head 1 a projection; those behind it use these."""
 
     def __init__(self, config: HeadConfig, rows: Tensor, *, whole: bool) -> None:
@@ -50,14 +50,15 @@ class _Norm(nn.Module):
 
 
 class MLPSpeculatorTrainer(PathTrainer):
-    """Heads that share their weights, of the target's width."""
+    """Trains an MLP speculator: heads that share their weights, of the target's width."""
 
     name: ClassVar[str] = "mlp_speculator"
     rate: ClassVar[float] = 3e-3
 
     def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 4) -> None:
         super().__init__(config, rows, depths)
-        self.heads = nn.ModuleList([_Stage(config, rows, whole=not k) for k in range(min(2, config.num_heads))])
+        count = min(2, config.num_heads)
+        self.heads = nn.ModuleList([_TrainableStage(config, rows, whole=not number) for number in range(count)])
         self.kept = 0.5 ** (0.5 / config.num_heads)
         self.added = ((1.0 - self.kept**2) * config.hidden_size / 2) ** 0.5
 
@@ -74,26 +75,26 @@ class MLPSpeculatorTrainer(PathTrainer):
             scale_input=True,
         )
 
-    def begin_with(self, view: TargetView) -> None:
+    def init_from(self, view: TargetView) -> None:
         table = view.embedding()
         with torch.no_grad():
             self.first.embed.weight.copy_(normed(table) / self.config.hidden_size**0.5)
 
     @property
-    def first(self) -> _Stage:
-        """Head 0."""
-        return cast(_Stage, self.heads[0])
+    def first(self) -> _TrainableStage:
+        """Head 0, whose embedding, norm and head the others use."""
+        return cast(_TrainableStage, self.heads[0])
 
     def outputs(self, depth: int) -> Tensor:
         return self.first.head.weight
 
-    def made(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def head_states(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         state, tokens = normed(batch.final.flatten(0, 1)) / 2**0.5, batch.tokens.flatten()
         before = torch.arange(len(tokens), device=tokens.device)
         for depth in range(self.depths):
             at, columns = batch.learned(depth + 2)
             state = state[torch.searchsorted(before, at)]  # places are among those of the head before
-            project = cast(_Stage, self.heads[min(depth, len(self.heads) - 1)]).proj
+            project = cast(_TrainableStage, self.heads[min(depth, len(self.heads) - 1)]).proj
             mixed = self.kept * project(state) + self.added * self.first.embed(tokens[at + depth + 1])
             state, before = F.gelu(self.first.norm(mixed)), at
             yield at, columns, state

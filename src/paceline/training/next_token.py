@@ -19,7 +19,7 @@ from paceline.training.heads import Trainer
 
 
 class NextTokenTrainer(Trainer):
-    """Base of these.
+    """Learns the target's next token from states; a method says which states, and what it writes.
 
     Args:
         rows: (v, hidden) of the target's head. depths: how many tokens ahead it is judged by.
@@ -31,7 +31,7 @@ class NextTokenTrainer(Trainer):
 
     @abstractmethod
     def states(self, batch: Batch) -> Tensor:
-        """(b, t, d) states, whose products with `head_rows` are logits of the token behind each."""
+        """Compute (b, t, d) states, whose products with `head_rows` are logits of the token behind each."""
 
     def head_rows(self) -> Tensor:
         """(v, d) rows of the head: the target's, which stay as they are, or its own."""
@@ -40,9 +40,9 @@ class NextTokenTrainer(Trainer):
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         tokens = (batch.columns.flatten() >= 0).nonzero().squeeze(1)
         states = self.states(batch).flatten(0, 1)[tokens - 1]
-        return self.taught(batch).loss(states, self.head_rows(), tokens) / max(1, len(tokens))
+        return self.soft_targets(batch).loss(states, self.head_rows(), tokens) / max(1, len(tokens))
 
-    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def predict(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         likeliest = self.likeliest(self.states(batch).flatten(0, 1))
         for depth in range(self.depths):
             at, _ = batch.learned(depth + 2)
@@ -74,7 +74,7 @@ def decoded(model: nn.Module, embedded: Tensor, batch: Batch) -> Tensor:
     """(b, t, d) states behind the final norm of a decoder of transformers, whose documents do not see each other."""
     visible = batch.visible()
     mask = torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, torch.finfo(torch.float32).min)
-    made = model(
+    states = model(
         inputs_embeds=embedded, attention_mask=mask[:, None], position_ids=batch.positions, use_cache=False
     ).last_hidden_state
-    return cast(Tensor, made)
+    return cast(Tensor, states)

@@ -27,13 +27,13 @@ def learning_rate(progress: float, step: int, peak: float, warmup: int = 100) ->
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The same rate for all parameters."""
+    """Give all parameters the same learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def groups(model: nn.Module, decay: float = 0.1) -> list[dict[str, object]]:
-    """Weight decay for matrices only."""
+    """Make parameter groups for the optimizer, so that only matrices decay."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     return [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]

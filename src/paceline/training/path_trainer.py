@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PathTrainer(HeadTrainer):
-    """Base of these; there are as many heads as the config says.
+    """Trains as many heads as the config says, each for a token further ahead; a method computes their states.
 
     Attributes:
         decay: weight of a head's loss over that of the one before.
@@ -33,36 +33,36 @@ class PathTrainer(HeadTrainer):
         self.depths = config.num_heads
 
     @abstractmethod
-    def made(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Of each head, what `Batch.learned` says, and (m, width) the states there, which `outputs` reads."""
+    def head_states(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Compute, for each head, what `Batch.learned` says, and (m, width) the states there, which `outputs` reads."""
 
     def outputs(self, depth: int) -> Tensor:
         """(v, width) rows behind a head: the target's, which stay as they are, or its own."""
         return self.rows
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        total, taught = self.rows.new_zeros(()), self.taught(batch)
-        for depth, (at, columns, states) in enumerate(self.made(batch)):
+        total, targets = self.rows.new_zeros(()), self.soft_targets(batch)
+        for depth, (at, columns, states) in enumerate(self.head_states(batch)):
             known = columns >= 0
-            losses = taught.loss(states[known], self.outputs(depth), at[known] + depth + 2)
+            losses = targets.loss(states[known], self.outputs(depth), at[known] + depth + 2)
             total = total + self.decay**depth * losses / max(1, int(known.sum()))
         return total
 
-    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        for depth, (at, _, states) in enumerate(self.made(batch)):
+    def predict(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        for depth, (at, _, states) in enumerate(self.head_states(batch)):
             yield at, (states @ self.outputs(depth).T.to(states.dtype)).argmax(-1)
 
 
 def residual_blocks(width: int, count: int) -> nn.ModuleList:
     """Layers that add nothing at first: x + SiLU(block(x))."""
-    made = nn.ModuleList([nn.Linear(width, width) for _ in range(count)])
-    for one in made.parameters():
-        nn.init.zeros_(one)
-    return made
+    blocks = nn.ModuleList([nn.Linear(width, width) for _ in range(count)])
+    for parameter in blocks.parameters():
+        nn.init.zeros_(parameter)
+    return blocks
 
 
 def through(blocks: nn.ModuleList, x: Tensor) -> Tensor:
-    """(m, width) x behind residual blocks."""
+    """Run (m, width) x through residual blocks."""
     for block in blocks:
         x = x + F.silu(block(x))
     return x

@@ -22,7 +22,7 @@ WAIT: Final = timedelta(days=7)
 
 
 def accelerator() -> Accelerator:
-    """The processes of this run.
+    """Give accelerate's view of the processes of this run.
 
     Raises:
         ConfigError: accelerate is not installed.
@@ -50,5 +50,5 @@ def agreed(value: float) -> float:
     """What the first process says, for numbers that each measures for itself."""
     from accelerate.utils import broadcast_object_list
 
-    found: float = broadcast_object_list([value])[0]
-    return found
+    first: float = broadcast_object_list([value])[0]
+    return first

@@ -41,84 +41,84 @@ state after {step} steps; {minutes:.1f} minutes of training.</p>
 UNSEEN = "which neither the weights nor the choice of the best state have seen"
 
 
-def write_report(made: Trained, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+def write_report(trained: Trained, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Write both files into the folder of what was trained; the plot is left out where matplotlib is not installed.
 
     Args:
         settings: of the run. facts: where the head comes from.
     """
-    drafts, curve = bool(made.speculative_config), made.curve
-    found = {
+    drafts, curve = bool(trained.speculative_config), trained.curve
+    report = {
         "method": settings["method"],
-        **figures(made.test, drafts=drafts),
-        "before": figures(made.before, drafts=drafts),
-        "texts": {name: asdict(size) for name, size in made.sizes.items()},
+        **figures(trained.test, drafts=drafts),
+        "before": figures(trained.before, drafts=drafts),
+        "texts": {name: asdict(size) for name, size in trained.sizes.items()},
         "steps": curve.best.step,
         "minutes": curve.seconds / 60,
-        "speed": made.speed,
-        "curve": [_judged(one, drafts=drafts) for one in curve.judged],
+        "speed": trained.speed,
+        "curve": [_judged(judgement, drafts=drafts) for judgement in curve.judged],
         "settings": settings,
         "provenance": facts,
     }
-    with replacing(made.folder / "report.json") as fresh:
-        fresh.write_text(json.dumps(found, indent=2) + "\n")
+    with replacing(trained.folder / "report.json") as fresh:
+        fresh.write_text(json.dumps(report, indent=2) + "\n")
     page = PAGE.format(
         title=f"{escape(settings['method'])} for {escape(str(facts['target']['name']))}",
-        judged=_tested(made, drafts=drafts),
-        plot=_plot(made, drafts=drafts),
-        speed="" if made.speed is None else _speed(made.speed),
+        judged=_tested(trained, drafts=drafts),
+        plot=_plot(trained, drafts=drafts),
+        speed="" if trained.speed is None else _speed(trained.speed),
         facts=escape(json.dumps({"provenance": facts, "settings": settings}, indent=2)),
     )
-    with replacing(made.folder / "report.html") as fresh:
+    with replacing(trained.folder / "report.html") as fresh:
         fresh.write_text(page, encoding="utf-8")
 
 
-def figures(found: Evaluated, *, drafts: bool) -> dict[str, Any]:
+def figures(evaluated: Evaluated, *, drafts: bool) -> dict[str, Any]:
     """JSON-ready, with what they rest on: how often drafts are right, and tokens a pass; or, of what drafts nothing,
     how many tokens are the likeliest.
     """
-    ends = None if found.interval is None else [round(end - (not drafts), 6) for end in found.interval]
+    ends = None if evaluated.interval is None else [round(end - (not drafts), 6) for end in evaluated.interval]
     interval = {"no_interval": NO_INTERVAL} if ends is None else {"interval": ends}
-    rest = {**interval, "test_texts": found.texts, "test_tokens": found.tokens}
+    rest = {**interval, "test_texts": evaluated.texts, "test_tokens": evaluated.tokens}
     if not drafts:
-        return {"right": found.acceptance[0], **rest}
-    return {"acceptance": found.acceptance, "drafts": found.drafts, "tokens_per_pass": found.length, **rest}
+        return {"right": evaluated.acceptance[0], **rest}
+    return {"acceptance": evaluated.acceptance, "drafts": evaluated.drafts, "tokens_per_pass": evaluated.length, **rest}
 
 
-def _judged(one: Judged, *, drafts: bool) -> dict[str, Any]:
+def _judged(judgement: Judged, *, drafts: bool) -> dict[str, Any]:
     """A point of the curve."""
-    kept = asdict(one)
+    kept = asdict(judgement)
     shares = kept.pop("acceptance")
-    return kept | ({"acceptance": shares, "tokens_per_pass": one.length} if drafts else {"right": shares[0]})
+    return kept | ({"acceptance": shares, "tokens_per_pass": judgement.length} if drafts else {"right": shares[0]})
 
 
-def interval_words(found: Mapping[str, Any], *, share: bool = False) -> str:
+def interval_words(figure: Mapping[str, Any], *, share: bool = False) -> str:
     """As in " (95 % interval 1.20 to 1.45)" of what `figures` or `figure` gives, or in brackets why there is none."""
-    if "no_interval" in found:
-        return f" ({found['no_interval']})"
-    low, high = found.get("interval") or (found["low"], found["high"])
+    if "no_interval" in figure:
+        return f" ({figure['no_interval']})"
+    low, high = figure.get("interval") or (figure["low"], figure["high"])
     ends = (f"{end:.1%}" if share else f"{end:.2f}" for end in (low, high))
     return f" (95 % interval {' to '.join(ends)})"
 
 
-def over_words(found: Mapping[str, Any] | None) -> str:
+def over_words(ratio: Mapping[str, Any] | None) -> str:
     """A ratio of `figure`'s, with its interval where it has one."""
-    if found is None:
+    if ratio is None:
         return "not measured"
-    return f"{found['value']:.2f}{interval_words(found) if 'low' in found else ''}"
+    return f"{ratio['value']:.2f}{interval_words(ratio) if 'low' in ratio else ''}"
 
 
-def of_texts(found: Evaluated) -> str:
+def of_texts(evaluated: Evaluated) -> str:
     """As in "24 test texts (3100 tokens)"."""
-    return f"{found.texts} test text{'s' * (found.texts != 1)} ({found.tokens} tokens)"
+    return f"{evaluated.texts} test text{'s' * (evaluated.texts != 1)} ({evaluated.tokens} tokens)"
 
 
-def _tested(made: Trained, *, drafts: bool) -> str:
+def _tested(trained: Trained, *, drafts: bool) -> str:
     """What it can do, before and after training."""
-    test, before, best = made.test, made.before, made.curve.best
+    test, before, best = trained.test, trained.before, trained.curve.best
 
-    def cells(one: Evaluated) -> str:
-        pairs = zip(one.acceptance, one.drafts, strict=True)
+    def cells(evaluated: Evaluated) -> str:
+        pairs = zip(evaluated.acceptance, evaluated.drafts, strict=True)
         return "".join(f"<td>{share:.2f} of {count}</td>" if count else "<td>of none</td>" for share, count in pairs)
 
     form = DRAFTS if drafts else TEXTS
@@ -129,55 +129,55 @@ def _tested(made: Trained, *, drafts: bool) -> str:
         first=f"{before.length:.2f}" if drafts else f"{before.acceptance[0]:.1%}",
         interval=interval_words(figures(test, drafts=drafts), share=not drafts),
         step=best.step,
-        minutes=made.curve.seconds / 60,
+        minutes=trained.curve.seconds / 60,
         depth_cells="".join(f"<th>{depth}</th>" for depth in range(1, len(test.acceptance) + 1)),
         before_cells=cells(before),
         after_cells=cells(test),
     )
 
 
-def _speed(found: Mapping[str, Any]) -> str:
+def _speed(speed: Mapping[str, Any]) -> str:
     """A table of what was timed."""
-    names = {"plain": "plain decoding", "chain": f"{found['drafts']} drafts", "auto": "as many as pay (auto)"}
-    rows, prompts = [], found["prompts"]
+    names = {"plain": "plain decoding", "chain": f"{speed['drafts']} drafts", "auto": "as many as pay (auto)"}
+    rows, prompts = [], speed["prompts"]
     for key, name in names.items():
-        one, rate = found[key], found[key]["tokens_per_second"]
+        timed, rate = speed[key], speed[key]["tokens_per_second"]
         cells = [
             name,
             f"{rate['value']:.0f}" if rate else "",
-            "" if key == "plain" else over_words(one["over_plain"]).replace("95 % interval ", ""),
-            f"{one['tokens_per_pass']:.2f}" if "tokens_per_pass" in one else "",
-            f"{one['equal']} of {prompts}" if "equal" in one else "",
+            "" if key == "plain" else over_words(timed["over_plain"]).replace("95 % interval ", ""),
+            f"{timed['tokens_per_pass']:.2f}" if "tokens_per_pass" in timed else "",
+            f"{timed['equal']} of {prompts}" if "equal" in timed else "",
         ]
         rows.append("".join(f"<td>{cell}</td>" for cell in cells))
     over = "over plain" if prompts < ENOUGH else "over plain (95 % interval)"
     heads = ("", "tokens/s", over, "tokens a pass", "answers as plain decoding's")
     why = f" {NO_INTERVAL[0].upper()}{NO_INTERVAL[1:]}." if prompts < ENOUGH else ""
     return (
-        f"<h2>Speed</h2><p>Greedy, {prompts} test prompt{'s' * (prompts != 1)} in turn, {found['max_tokens']} tokens "
+        f"<h2>Speed</h2><p>Greedy, {prompts} test prompt{'s' * (prompts != 1)} in turn, {speed['max_tokens']} tokens "
         f"each.{why}</p><table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
         + "".join(f"<tr>{row}</tr>" for row in rows)
         + "</table>\n"
     )
 
 
-def _plot(made: Trained, *, drafts: bool) -> str:
+def _plot(trained: Trained, *, drafts: bool) -> str:
     """The learning curves as an image element, or nothing."""
-    curve, size = made.curve, made.sizes["validation"]
+    curve, size = trained.curve, trained.sizes["validation"]
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return "<p>Install matplotlib to see the learning curves here.</p>\n"
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    tokens = [one.tokens / 1000 for one in curve.judged]
+    tokens = [judgement.tokens / 1000 for judgement in curve.judged]
     for depth in range(len(curve.judged[0].acceptance)):
         label = f"draft {depth + 1}" if drafts else "tokens"
-        left.plot(tokens, [one.acceptance[depth] for one in curve.judged], marker=".", label=label)
+        left.plot(tokens, [judgement.acceptance[depth] for judgement in curve.judged], marker=".", label=label)
     what = "right where all before are" if drafts else "are the likeliest"
     left.set(xlabel="thousand tokens trained", ylabel=what, ylim=(0, 1))
     left.legend(fontsize=8)
-    right.plot(tokens[1:], [one.loss for one in curve.judged[1:]], marker=".", color="#d98c3f")
+    right.plot(tokens[1:], [judgement.loss for judgement in curve.judged[1:]], marker=".", color="#d98c3f")
     right.set(xlabel="thousand tokens trained", ylabel="training loss")
     for axis in (left, right):
         axis.grid(color="#eeeeee")

@@ -14,6 +14,7 @@ from paceline.utils import ENOUGH, Estimate, in_turn, speedup, tokens_per_second
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
+    from paceline.utils import Turn
 
 CHAIN: Final = 3
 """Drafts of a step where their number is fixed."""
@@ -50,32 +51,36 @@ def measured(
     for name in llms:
         run(name, prompts[0])
     turns = list(in_turn({name: partial(run, name) for name in llms}, prompts, 1))
-    tokens = {name: _column([len(turn.outputs[name].outputs[0].token_ids) for turn in turns]) for name in llms}
-    seconds = {name: _column([turn.seconds[name] for turn in turns]) for name in llms}
-    found: dict[str, Any] = {"prompts": len(prompts), "max_tokens": max_tokens, "drafts": length}
-    for name in llms:
-        rate = tokens_per_second(tokens[name], seconds[name])
-        found[name] = {"tokens_per_second": figure(rate)}
-        if name == "plain":
-            continue
-        over = speedup(tokens["plain"], seconds["plain"], tokens[name], seconds[name])
-        outputs, plain = ([turn.outputs[one] for turn in turns] for one in (name, "plain"))
-        pairs = zip(outputs, plain, strict=True)
-        found[name] |= {
-            "over_plain": figure(over),
-            "tokens_per_pass": float(np.mean([one.metrics.mean_acceptance_length for one in outputs])),
-            "equal": sum(one.outputs[0].token_ids == other.outputs[0].token_ids for one, other in pairs),
-        }
-    return found
+    speeds = {name: _against_plain(turns, name) for name in llms}
+    return {"prompts": len(prompts), "max_tokens": max_tokens, "drafts": length, **speeds}
 
 
-def figure(found: Estimate | None) -> dict[str, Any] | None:
+def _against_plain(turns: Sequence[Turn[Any]], name: str) -> dict[str, Any]:
+    """How fast a way of decoding was in turns with plain decoding, and how many of its answers are the same."""
+    outputs, plain = ([turn.outputs[key] for turn in turns] for key in (name, "plain"))
+    tokens, plain_tokens = (_column([len(ids) for ids in _token_ids(texts)]) for texts in (outputs, plain))
+    seconds, plain_seconds = (_column([turn.seconds[key] for turn in turns]) for key in (name, "plain"))
+    rate: dict[str, Any] = {"tokens_per_second": figure(tokens_per_second(tokens, seconds))}
+    if name == "plain":
+        return rate
+    return rate | {
+        "over_plain": figure(speedup(plain_tokens, plain_seconds, tokens, seconds)),
+        "tokens_per_pass": float(np.mean([output.metrics.mean_acceptance_length for output in outputs])),
+        "equal": sum(a == b for a, b in zip(_token_ids(outputs), _token_ids(plain), strict=True)),
+    }
+
+
+def _token_ids(outputs: Sequence[Any]) -> list[Sequence[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def figure(estimate: Estimate | None) -> dict[str, Any] | None:
     """Its value and number of prompts, with low and high ends of its interval, or why it has none."""
-    if found is None:
+    if estimate is None:
         return None
-    if found.n < ENOUGH:
-        return {"value": found.value, "n": found.n, "no_interval": NO_INTERVAL}
-    return found.to_dict()
+    if estimate.n < ENOUGH:
+        return {"value": estimate.value, "n": estimate.n, "no_interval": NO_INTERVAL}
+    return estimate.to_dict()
 
 
 def _column(values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:

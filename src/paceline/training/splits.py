@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.training.answers import Answer
+from paceline.training.answers import TrainingText
 from paceline.training.batches import Document, documents_of
 from paceline.utils import ENOUGH, need, no_interval
 
@@ -28,7 +28,7 @@ NO_INTERVAL: Final = no_interval()
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much there is.
+    """Counts the texts of a part, and their tokens.
 
     Attributes:
         texts: documents. tokens: of them, those that are learned or judged.
@@ -39,12 +39,12 @@ class Size:
 
     @classmethod
     def of(cls, documents: Iterable[Document]) -> Size:
-        sizes = [len(one.tokens) - one.first for one in documents]
+        sizes = [len(document.tokens) - document.first for document in documents]
         return cls(len(sizes), sum(sizes))
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TextSplit:
     """Documents: to learn, to choose the best state by, and to test it on."""
 
     training: list[Document]
@@ -52,11 +52,11 @@ class Split:
     test: list[Document]
 
     def sizes(self) -> dict[str, Size]:
-        """By the names of the parts."""
+        """Count each part, by its name."""
         return {name: Size.of(getattr(self, name)) for name in ("training", "validation", "test")}
 
 
-def split(answers: Sequence[Answer], share: float, length: int) -> Split:
+def split(answers: Sequence[TrainingText], share: float, length: int) -> TextSplit:
     """Documents of at most `length` tokens. Those apart are the greedy ones that come first by id.
 
     Args:
@@ -64,8 +64,8 @@ def split(answers: Sequence[Answer], share: float, length: int) -> Split:
     Raises:
         ConfigError: too few texts for the three parts, or too few greedy ones.
     """
-    usable = [one for one in answers if documents_of([one], length)]
-    greedy = sorted((one for one in usable if one.temperature == 0.0), key=lambda one: one.id)
+    usable = [answer for answer in answers if documents_of([answer], length)]
+    greedy = sorted((answer for answer in usable if answer.temperature == 0.0), key=lambda answer: answer.id)
     rule = f"hold {LEAST} texts or more with something to learn within {length} tokens"
     need(len(usable) >= LEAST, "data", rule, len(usable))
     need(len(greedy) > 1, "sampled_share", "leave two answers or more greedy, to judge by", len(greedy))
@@ -76,9 +76,9 @@ def split(answers: Sequence[Answer], share: float, length: int) -> Split:
             len(usable), len(usable) - 2 * size, size, size, NO_INTERVAL, EIGHTH * ENOUGH,
         )  # fmt: skip
     test, validation = greedy[:size], greedy[size : 2 * size]
-    names = {one.id for one in (*test, *validation)}
-    training = [one for one in usable if one.id not in names]
-    return Split(*(documents_of(part, length) for part in (training, validation, test)))
+    names = {answer.id for answer in (*test, *validation)}
+    training = [answer for answer in usable if answer.id not in names]
+    return TextSplit(*(documents_of(part, length) for part in (training, validation, test)))
 
 
 def apart(count: int, share: float) -> int:

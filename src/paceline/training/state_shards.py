@@ -31,7 +31,7 @@ States = tuple[Tensor, Tensor]
 
 
 class StateShards:
-    """States by the tokens of their document.
+    """Keeps the target's states on disk, by the tokens of their document.
 
     Args:
         folder: of the shards, for one model; those that are there are read, of whichever layers they are.
@@ -69,9 +69,9 @@ class StateShards:
         taps, final = states
         layers = taps.chunk(len(self._parts) - 1, -1) if len(self._parts) > 1 else ()
         name = named(tokens)
-        named_parts = {f"{name}.{part}": one for part, one in zip(self._parts, (*layers, final), strict=True)}
-        new = {key: one.cpu().contiguous() for key, one in named_parts.items() if not self._known(key)}
-        size = sum(ENTRY + one.numel() * one.element_size() for one in new.values())
+        named_parts = {f"{name}.{part}": tensor for part, tensor in zip(self._parts, (*layers, final), strict=True)}
+        new = {key: tensor.cpu().contiguous() for key, tensor in named_parts.items() if not self._known(key)}
+        size = sum(ENTRY + tensor.numel() * tensor.element_size() for tensor in new.values())
         if self._used + size > self._limit:
             self.write()
             return
@@ -87,8 +87,8 @@ class StateShards:
         if key in self._waiting:
             return self._waiting[key]
         with safe_open(self._files[key], "pt") as file:
-            found: Tensor = file.get_tensor(key)
-        return found
+            tensor: Tensor = file.get_tensor(key)
+        return tensor
 
     def remove(self) -> None:
         """Delete the shards."""
@@ -114,5 +114,5 @@ class StateShards:
 
 
 def named(tokens: Sequence[int]) -> str:
-    """By which a document is known."""
+    """Give the name under which a document's states are kept: a digest of its tokens."""
     return sha256(json.dumps(list(tokens)).encode()).hexdigest()

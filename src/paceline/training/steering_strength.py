@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from paceline.errors import CapabilityError
+from paceline.models import has_ability
 from paceline.sampling.steering import MAX_MU, steering_vector
 from paceline.training.batches import Document
 from paceline.utils import need
@@ -37,7 +38,7 @@ ROUNDING = 1e-10
 
 @dataclass(frozen=True, slots=True)
 class Strength:
-    """What examples say of mu.
+    """Says which mu fits examples, and how well it does on others.
 
     Attributes:
         mu: of `candidates` the one with the least loss on other examples; 0 where none has less than without steering.
@@ -53,7 +54,7 @@ class Strength:
 
     @property
     def steering(self) -> dict[str, Any]:
-        """For `SamplingParams.steering`."""
+        """Give the setting as `SamplingParams.steering` takes it."""
         return {"method": "svdecode", "mu": self.mu}
 
 
@@ -68,10 +69,10 @@ def svdecode_strength(tuned: Runner, base: Runner, examples: Sequence[Document])
     """
     need(len(examples) > 1, "examples", "be at least two", len(examples))
     for runner in (tuned, base):
-        if not (runner.capabilities.taps and runner.capabilities.head):
+        if not (runner.capabilities.taps and has_ability(runner, "head")):
             raise CapabilityError(f"{runner.info.name} does not give its states as it runs here; use a native family")
-    judging, fitting = examples[::5], [one for i, one in enumerate(examples) if i % 5]
-    count = sum(len(one.tokens) - one.first for one in fitting)
+    judging, fitting = examples[::5], [document for i, document in enumerate(examples) if i % 5]
+    count = sum(len(document.tokens) - document.first for document in fitting)
     candidates = candidate_strengths(_steps(tuned, base, fitting, "fitting mu"))
     losses = dict.fromkeys((0.0, *candidates.values()), 0.0)
     judged = 0
@@ -107,24 +108,24 @@ def _steps(
     tuned: Runner, base: Runner, examples: Sequence[Document], what: str
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """(r, v) logits of the model, (r,) the tokens that follow, and (r, v) delta, of all that is to be learned."""
-    for one in tqdm(examples, desc=what, disable=None):
-        tokens = torch.tensor(one.tokens[one.first :])
-        states = [_states(runner, one).split(TOGETHER) for runner in (tuned, base)]
+    for document in tqdm(examples, desc=what, disable=None):
+        tokens = torch.tensor(document.tokens[document.first :])
+        states = [_states(runner, document).split(TOGETHER) for runner in (tuned, base)]
         for q, p, wanted in zip(*states, tokens.split(TOGETHER), strict=True):
             q_rv, p_rv = (_logits(runner, part) for runner, part in ((tuned, q), (base, p)))
             yield q_rv, wanted.to(q_rv.device), steering_vector(q_rv, p_rv.to(q_rv.device))
 
 
-def _states(runner: Runner, one: Document) -> Tensor:
+def _states(runner: Runner, document: Document) -> Tensor:
     """(r, hidden) states behind the final norm from which the learned tokens are predicted."""
     last, cache = runner.info.num_layers, runner.open()
     try:
-        found = runner.extend([cache], [one.tokens], taps=(last,)).taps[last]
+        states = runner.extend([cache], [document.tokens], taps=(last,)).taps[last]
     finally:
         runner.release(cache)
-    return found[one.first - 1 : -1]
+    return states[document.first - 1 : -1]
 
 
 def _logits(runner: Runner, states: Tensor) -> Tensor:
-    made: Tensor = cast(Any, runner).head(states, norm=False).float()
-    return made
+    logits: Tensor = cast(Any, runner).head(states, norm=False).float()
+    return logits

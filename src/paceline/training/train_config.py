@@ -15,7 +15,7 @@ from paceline.utils import need
 @documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """How long and how a head is trained."""
+    """Says how long a head is trained, and how: rows, rates, judgements."""
 
     minutes: float = option(
         20.0, "Time for training, answers not counted.", low=0.0, high=1e6, rule="be above 0 and at most 1e6",
@@ -43,7 +43,7 @@ class Fitting:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """What to train, and on what. Methods with settings of their own have a class that derives from it
+    """Says what to train, and on what. Methods with settings of their own have a class that derives from it
     (`Trainer.config_class`).
 
     Raises:
@@ -100,8 +100,8 @@ class TrainConfig:
 
 @documented
 @dataclass(frozen=True, kw_only=True)
-class TextConfig(TrainConfig):
-    """Of methods that learn texts as they are, not what the model says."""
+class TextTrainConfig(TrainConfig):
+    """Configures methods that learn texts as they are, not what the model says."""
 
     texts: bool = option(True, "Learn the files' texts as they are, without answers of the model.")
 
@@ -114,6 +114,6 @@ class TextConfig(TrainConfig):
 @documented
 @dataclass(frozen=True, kw_only=True)
 class ExitConfig(TrainConfig):
-    """Of methods that draft with the model's first layers."""
+    """Configures methods that draft with the model's first layers."""
 
     exit_layer: int | None = option(None, "Layers that draft, for kangaroo (2) and layer_skip (a quarter).", low=1)

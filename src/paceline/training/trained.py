@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.training.judging import Evaluated
-from paceline.training.loop import Curve
+from paceline.training.loop import LearningCurve
 from paceline.training.splits import Size
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a run has made.
+    """Says what a run of training has made, where it is, and what it can do.
 
     Attributes:
         folder: of what was trained, with report.json and report.html.
@@ -29,7 +29,7 @@ class Trained:
     folder: Path
     test: Evaluated
     before: Evaluated
-    curve: Curve
+    curve: LearningCurve
     sizes: Mapping[str, Size]
     speculative_config: Mapping[str, Any]
     model: Path | None

@@ -2,9 +2,9 @@ from .merging import merge as merge
 from .merging import prune as prune
 from .selection import select_nodes as select_nodes
 from .static_shapes import PRIOR as PRIOR
-from .static_shapes import Choice as Choice
 from .static_shapes import RankAcceptance as RankAcceptance
 from .static_shapes import Shape as Shape
+from .static_shapes import StaticTreeSize as StaticTreeSize
 from .static_shapes import best_shapes as best_shapes
 from .static_shapes import choose_shape as choose_shape
 from .static_shapes import expected_rates as expected_rates

@@ -82,7 +82,7 @@ class Shape:
         return found
 
 
-class Choice(NamedTuple):
+class StaticTreeSize(NamedTuple):
     """How large a static tree should be.
 
     Attributes:
@@ -132,7 +132,7 @@ def best_shapes(acceptance_dr: npt.ArrayLike, max_nodes: int, *, max_depth: int 
 
 def choose_shape(
     shape: Shape, seconds: Sequence[float], *, level_seconds: Sequence[float] | None = None, size: int = 1
-) -> Choice:
+) -> StaticTreeSize:
     """The number of nodes and levels with the most expected tokens per second.
 
     Args: as of `expected_rates`.
@@ -141,9 +141,9 @@ def choose_shape(
     rates_dn = expected_rates(shape, seconds, level_seconds=level_seconds, size=size)
     best = int(rates_dn.argmax()) if rates_dn.size else 0
     if not rates_dn.size or not rates_dn.flat[best] > plain:
-        return Choice(0, 0, plain, plain)
+        return StaticTreeSize(0, 0, plain, plain)
     depth, nodes = divmod(best, len(shape))
-    return Choice(nodes + 1, depth + 1, float(rates_dn.flat[best]), plain)
+    return StaticTreeSize(nodes + 1, depth + 1, float(rates_dn.flat[best]), plain)
 
 
 def expected_rates(

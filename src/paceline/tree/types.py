@@ -59,7 +59,8 @@ class Verdict:
     Attributes:
         path: accepted node indices, from the first level down.
         accepted: their tokens.
-        next_token: the target's own token after the path, or None where an overlapped scheme carries its row on.
+        next_token: the target's own token after the path, which every verifier gives; None only in place of a verdict,
+            where a row held no distribution (`paceline.explain`).
     """
 
     path: tuple[int, ...]

@@ -45,7 +45,7 @@ class RejectedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """One measurement."""
+    """Holds one measurement: on which item, and how many times faster than plain decoding an arm was."""
 
     item: int
     ratio: float
@@ -53,7 +53,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Median gain with its 95 % bootstrap interval.
+    """Gives a median gain with its 95 % bootstrap interval.
 
     Attributes:
         median, low, high: speed over the baseline's.
@@ -71,7 +71,7 @@ class Interval:
 
 @dataclass(slots=True)
 class Race:
-    """How a search went.
+    """Records how a search went: gains by arm, and which arms were left out.
 
     Attributes:
         order: arms from best to worst, the rejected ones left out; those that went later come before those that went
@@ -108,33 +108,33 @@ def race(
         elapsed: seconds since the start, as `budget`, after which none but the first look at LEAST_ARMS arms begins.
         progress: told the number of arms left, before each measurement.
     """
-    found, turn = Race(list(range(arms)), [[] for _ in range(arms)]), count()
+    raced, turn = Race(list(range(arms)), [[] for _ in range(arms)]), count()
 
     def look(alive: Sequence[int], until: float, least: int = 0) -> list[int]:
         item = items[next(turn) % len(items)]
-        return _look(found, alive, least, item=item, pull=pull, progress=progress, late=lambda: elapsed() >= until)
+        return _look(raced, alive, least, item=item, pull=pull, progress=progress, late=lambda: elapsed() >= until)
 
-    alive = list(found.order)
+    alive = list(raced.order)
     try:
         alive = look(alive, FIRST_LOOKS * budget, LEAST_ARMS)
-        alive, found.unseen = ([arm for arm in alive if bool(found.gains[arm]) is seen] for seen in (True, False))
+        alive, raced.unseen = ([arm for arm in alive if bool(raced.gains[arm]) is seen] for seen in (True, False))
         rounds = max(1, math.ceil(math.log2(max(len(alive), 1))))
         for number in range(rounds):
             while len(alive) > 1 and elapsed() < budget * (number + 1) / rounds:
                 alive = look(alive, budget)
-            alive = _ranked(found, alive)
-            _put_first(found, alive)
-            found.rounds = number + 1
+            alive = _ranked(raced, alive)
+            _put_first(raced, alive)
+            raced.rounds = number + 1
             alive = alive[: math.ceil(len(alive) / 2)]
     except KeyboardInterrupt:
-        found.interrupted = True
-        _put_first(found, _ranked(found, [arm for arm in alive if arm not in found.rejected]))
-    found.order = [arm for arm in found.order if arm not in found.rejected and arm not in found.unseen]
-    return found
+        raced.interrupted = True
+        _put_first(raced, _ranked(raced, [arm for arm in alive if arm not in raced.rejected]))
+    raced.order = [arm for arm in raced.order if arm not in raced.rejected and arm not in raced.unseen]
+    return raced
 
 
 def _look(
-    found: Race,
+    raced: Race,
     alive: Sequence[int],
     least: int,
     *,
@@ -145,26 +145,26 @@ def _look(
 ) -> list[int]:
     """Arms once each on one item, until it is late and `least` were measured; all but the rejected ones."""
     for arm in alive:
-        if late() and sum(bool(found.gains[one]) for one in alive) >= least:
+        if late() and sum(bool(raced.gains[arm]) for arm in alive) >= least:
             break
-        progress(sum(one not in found.rejected for one in alive))
+        progress(sum(arm not in raced.rejected for arm in alive))
         try:
-            found.gains[arm].append(Gain(item, pull(arm, item)))
+            raced.gains[arm].append(Gain(item, pull(arm, item)))
         except RejectedError as error:
-            found.rejected[arm] = str(error)
-    return [arm for arm in alive if arm not in found.rejected]
+            raced.rejected[arm] = str(error)
+    return [arm for arm in alive if arm not in raced.rejected]
 
 
-def _ranked(found: Race, alive: Sequence[int]) -> list[int]:
+def _ranked(raced: Race, alive: Sequence[int]) -> list[int]:
     """Best first, by the median over the measurements that all of them have."""
-    common = min((len(found.gains[arm]) for arm in alive), default=0)
+    common = min((len(raced.gains[arm]) for arm in alive), default=0)
     if common == 0:
-        return sorted(alive, key=lambda arm: -len(found.gains[arm]))
-    return sorted(alive, key=lambda arm: -median(gain.ratio for gain in found.gains[arm][:common]))
+        return sorted(alive, key=lambda arm: -len(raced.gains[arm]))
+    return sorted(alive, key=lambda arm: -median(gain.ratio for gain in raced.gains[arm][:common]))
 
 
-def _put_first(found: Race, ranked: Sequence[int]) -> None:
-    found.order = [*ranked, *(arm for arm in found.order if arm not in ranked)]
+def _put_first(raced: Race, ranked: Sequence[int]) -> None:
+    raced.order = [*ranked, *(arm for arm in raced.order if arm not in ranked)]
 
 
 def confirm(

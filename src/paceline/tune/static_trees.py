@@ -30,7 +30,7 @@ from paceline.controllers.auto import Costs
 from paceline.controllers.policies import CHOICE_STEPS, EXPLORATION_STEPS, PPDController
 from paceline.engine import Probe
 from paceline.errors import ConfigError
-from paceline.tree import PRIOR, Choice, RankAcceptance, Shape, best_shapes, expected_rates
+from paceline.tree import PRIOR, RankAcceptance, Shape, StaticTreeSize, best_shapes, expected_rates
 from paceline.tune.candidates import TREE, Arm, Candidates, auto_configs
 from paceline.tune.tuning import APART, Progress, Tuning, groups_of, tune
 from paceline.utils import need
@@ -114,12 +114,12 @@ class Calibration(PPDController):
             drafting[1:] = np.interp(range(1, len(drafting)), levels, seconds).tolist()
         return table, drafting
 
-    def choose(self, size: int, context: int) -> tuple[Choice, Shape, Shape]:
+    def choose(self, size: int, context: int) -> tuple[StaticTreeSize, Shape, Shape]:
         """The largest tree whatever it costs, and one of a usual size."""
         levels = self.deepest or self.max_depth
         shape = best_shapes(np.maximum(self.acceptance.chances(), PRIOR), self.max_nodes, max_depth=levels)
         few = 1 + (self.steps // CHOICE_STEPS) % levels
-        return Choice(len(shape), levels, 0.0, 0.0), shape, shape.cut(USUAL_WIDTH * few, few)
+        return StaticTreeSize(len(shape), levels, 0.0, 0.0), shape, shape.cut(USUAL_WIDTH * few, few)
 
     def trees(self, size: int) -> list[StaticTree]:
         """The tree that promises the most tokens per second for so many sequences at once, and others of SIZES."""
@@ -138,7 +138,7 @@ class Calibration(PPDController):
 
 @dataclass(slots=True)
 class StaticTree:
-    """One size.
+    """Holds the best static tree of one size, what is expected of it and what was measured.
 
     Attributes:
         shape: nodes, with the chances that they are reached.
@@ -156,8 +156,8 @@ class StaticTree:
     @property
     def by_level(self) -> list[int]:
         """Nodes of each level."""
-        found: list[int] = np.bincount(self.shape.depths_n)[1:].tolist()
-        return found
+        counts: list[int] = np.bincount(self.shape.depths_n)[1:].tolist()
+        return counts
 
     @property
     def levels(self) -> int:
@@ -188,7 +188,7 @@ class StaticTree:
 
 @dataclass(slots=True)
 class TreeTuning:
-    """What was found.
+    """Reports the search for a static tree: counts, trees, and the race between them.
 
     Attributes:
         drafter: its speculative_config, without the tree.
@@ -223,24 +223,26 @@ class TreeTuning:
         }
 
 
-def drafter_of(given: GivenConfig) -> dict[str, Any]:
+def drafter_of(speculative_config: GivenConfig) -> dict[str, Any]:
     """The speculative_config of a drafter whose tree is to be found, as a dict.
 
     Raises:
         ConfigError: no single method, one that drafts no static trees, or a key that follows from the tree.
     """
-    config = SpeculativeConfig.parse(given)
+    config = SpeculativeConfig.parse(speculative_config)
     method = None if config is None else config.method
     known = isinstance(method, str) and (method in registry.table("drafters") or ":" in method)
     rule = f"be a method that drafts static trees, {', '.join(static_methods())}"
     need(known and _drafts_static(str(method)), "the method whose tree is searched for", rule, method)
-    general = {one.name: getattr(config, one.name) for one in fields(SpeculativeConfig) if one.name != "options"}
-    usual = {one.name: one.default for one in fields(SpeculativeConfig)}
+    general = {
+        field.name: getattr(config, field.name) for field in fields(SpeculativeConfig) if field.name != "options"
+    }
+    usual = {field.name: field.default for field in fields(SpeculativeConfig)}
     assert config is not None
-    found = {key: value for key, value in general.items() if value != usual[key]} | dict(config.options)
-    clash = [key for key in DECIDED if key in found]
-    need(not clash, ", ".join(clash), "be left out, since it follows from the tree", [found[key] for key in clash])
-    return found
+    drafter = {key: value for key, value in general.items() if value != usual[key]} | dict(config.options)
+    clash = [key for key in DECIDED if key in drafter]
+    need(not clash, ", ".join(clash), "be left out, since it follows from the tree", [drafter[key] for key in clash])
+    return drafter
 
 
 def static_methods() -> list[str]:

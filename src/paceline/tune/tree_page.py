@@ -19,27 +19,27 @@ ROOT: Final = "root"
 """Key of the text before the tree, beside ranks, which are the keys of its nodes."""
 
 
-class Table(NamedTuple):
-    """Of texts."""
+class PageTable(NamedTuple):
+    """A table of texts, as the page shows it."""
 
     head: Sequence[str]
     rows: list[Sequence[str]]
 
 
-def tree_html(found: TreeTuning) -> str:
+def tree_html(tuning: TreeTuning) -> str:
     """The page. It takes a theme from its address (`?theme=dark`, `?theme=light`), else from the system."""
     from markupsafe import Markup
 
-    race = found.tuning
+    race = tuning.tuning
     return rendered(
         Path(__file__).with_name("static_tree.html"),
         TREE_MARK,
         title="Static tree",
-        setup=f"{found.drafter['method']} for {race.model}, {race.dtype} on {race.device}, {race.threads} threads",
-        sizes=_sizes(found),
-        chances=_chances(found),
-        config=json.dumps(found.speculative_config),
-        data=Markup(embedded(_step(found.best, found.chances))),
+        setup=f"{tuning.drafter['method']} for {race.model}, {race.dtype} on {race.device}, {race.threads} threads",
+        sizes=_sizes(tuning),
+        chances=_chances(tuning),
+        config=json.dumps(tuning.speculative_config),
+        data=Markup(embedded(_step(tuning.best, tuning.chances))),
     )
 
 
@@ -56,23 +56,23 @@ def _step(tree: StaticTree, chances: list[list[float]]) -> dict[str, Any]:
     return {"root": ROOT, "nodes": nodes, "next": None, "drafters": [None]}
 
 
-def _sizes(found: TreeTuning) -> Table:
+def _sizes(tuning: TreeTuning) -> PageTable:
     head = (
         "nodes", "levels", "tokens a pass, expected", "found", "times plain decoding, expected", "found", "paired runs"
     )  # fmt: skip
     rows: list[Sequence[str]] = [
         (str(len(tree.shape)), str(tree.levels), f"{tree.expected_tokens:.2f}", _figure(tree.tokens_per_pass),
          f"{tree.expected_gain:.2f}", _figure(tree.gain), str(tree.pairs))
-        for tree in found.trees
+        for tree in tuning.trees
     ]  # fmt: skip
-    return Table(head, rows)
+    return PageTable(head, rows)
 
 
-def _chances(found: TreeTuning) -> Table:
+def _chances(tuning: TreeTuning) -> PageTable:
     rows: list[Sequence[str]] = [
-        (str(depth), *(f"{chance:.3f}" for chance in row)) for depth, row in enumerate(found.chances, start=1)
+        (str(depth), *(f"{chance:.3f}" for chance in row)) for depth, row in enumerate(tuning.chances, start=1)
     ]
-    return Table(("level", *(f"rank {rank}" for rank in range(len(found.chances[0])))), rows)
+    return PageTable(("level", *(f"rank {rank}" for rank in range(len(tuning.chances[0])))), rows)
 
 
 def _figure(value: float | None) -> str:

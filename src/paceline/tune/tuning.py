@@ -29,6 +29,7 @@ from paceline.config import SamplingParams
 from paceline.engine import RequestOutput
 from paceline.errors import PacelineError
 from paceline.llm import LLM
+from paceline.models import abilities_of
 from paceline.profiles import Conditions, Profile
 from paceline.tune.candidates import Arm, Candidates, find_candidates, thread_counts, with_request_drafters
 from paceline.tune.search import LEAST_ARMS, MIN_PAIRS, Gain, Interval, Race, RejectedError, confirm, interval, race
@@ -42,7 +43,7 @@ LOOKS: Final = 4
 """Most runs by which the pace at the start is told."""
 
 
-class Trial:
+class TuningTrial:
     """Measures settings, each built when it is first asked for.
 
     Args:
@@ -107,7 +108,7 @@ class Trial:
         while not times or (len(times) < LOOKS and sum(times) < enough):
             run = partial(self._run, self.plain, item, self.threads, f"{tokens} tokens, {len(times)}", params)
             outputs, taken = timed(run, self.clock)
-            longest = max(len(one.outputs[0].token_ids) for one in outputs)
+            longest = max(len(output.outputs[0].token_ids) for output in outputs)
             times.append(taken)
         return longest, min(times)
 
@@ -128,7 +129,7 @@ class Trial:
         self.seconds.append(sum(turn.seconds.values()))
         self._compare(turn.outputs["plain"], turn.outputs["arm"])
         self.tokens[arm] += _tokens(turn.outputs["arm"])
-        self.passes[arm] += sum(one.metrics.num_steps for one in turn.outputs["arm"])
+        self.passes[arm] += sum(output.metrics.num_steps for output in turn.outputs["arm"])
         slow, fast = (_tokens(turn.outputs[name]) / turn.seconds[name] for name in runs)
         return fast / slow
 
@@ -154,9 +155,9 @@ class Trial:
     ) -> list[RequestOutput]:
         set_threads(threads)
         outputs = llm.generate([salted(prompt, salt) for prompt in self.groups[item]], params or self.params)
-        for one in outputs:
-            one.raise_for_error()
-            for name, why in one.metrics.dropped_drafters.items():
+        for output in outputs:
+            output.raise_for_error()
+            for name, why in output.metrics.dropped_drafters.items():
                 raise RejectedError(f"drafter {name} failed: {why}")
         return outputs
 
@@ -178,13 +179,13 @@ class Trial:
 def salted(prompt: Any, salt: str) -> dict[str, Any]:
     """A prompt, in any form that `LLM.generate` takes, with this `cache_salt` behind its own."""
     if isinstance(prompt, Mapping):
-        own = prompt.get("cache_salt")
-        return {**prompt, "cache_salt": salt if own is None else f"{own} {salt}"}
+        prompt_salt = prompt.get("cache_salt")
+        return {**prompt, "cache_salt": salt if prompt_salt is None else f"{prompt_salt} {salt}"}
     return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "cache_salt": salt}
 
 
 def _tokens(outputs: Sequence[RequestOutput]) -> int:
-    return sum(len(one.outputs[0].token_ids) for one in outputs)
+    return sum(len(output.outputs[0].token_ids) for output in outputs)
 
 
 def set_threads(number: int) -> None:
@@ -215,7 +216,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(slots=True)
 class Tuning:
-    """What was found.
+    """Reports what `tune` has measured and chosen, and what was left out.
 
     Attributes:
         best: the setting that the search preferred; None if all were rejected, or there was no time for any.
@@ -260,19 +261,19 @@ class Tuning:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        found = {
+        facts = {
             key: getattr(self, key)
             for key in self.__dataclass_fields__
             if key not in ("best", "chosen", "gain", "profile", "tokens_per_pass")
         }
         for key in ("best", "chosen"):
             setting: Arm | None = getattr(self, key)
-            found[key] = setting and {"speculative_config": setting.config, "threads": setting.threads}
-        found["settings"] = [
+            facts[key] = setting and {"speculative_config": setting.config, "threads": setting.threads}
+        facts["settings"] = [
             {"setting": words, "gain": gain, "pairs": pairs, "tokens_per_pass": self.tokens_per_pass.get(words)}
             for words, (gain, pairs) in self.settings.items()
         ]
-        return found | {"gain": self.gain and asdict(self.gain), "profile": self.profile and asdict(self.profile)}
+        return facts | {"gain": self.gain and asdict(self.gain), "profile": self.profile and asdict(self.profile)}
 
 
 def tune(
@@ -289,7 +290,7 @@ def tune(
     clock: Callable[[], float] = perf_counter,
     progress: Progress = lambda what, seconds: None,
 ) -> Tuning:
-    """Search, confirm, choose.
+    """Find the fastest setting: search, confirm the best on other runs, choose.
 
     Args:
         llm: loaded; its own speculative_config plays no part.
@@ -303,20 +304,20 @@ def tune(
     start, info = clock(), llm.runner.info
     conditions = Conditions.of(info, folder)
     threads, groups = thread_counts(conditions.threads, cores, info.device.type), groups_of(prompts, batch_size)
-    tried = tried or find_candidates(llm.runner.capabilities, drafts=drafts, threads=threads)
-    trial = Trial(llm, tried.settings, groups, SamplingParams(temperature=0.0, max_tokens=max_tokens), clock)
+    tried = tried or find_candidates(abilities_of(llm.runner), drafts=drafts, threads=threads)
+    trial = TuningTrial(llm, tried.settings, groups, SamplingParams(temperature=0.0, max_tokens=max_tokens), clock)
     count = sum(map(len, groups))
-    found = Tuning(info.name, conditions.dtype, str(info.device), conditions.threads, count, len(groups[0]))
-    found.budget, found.asked_tokens, found.skipped = budget, max_tokens, dict(tried.skipped)
-    found.beyond = [setting.words(found.threads) for setting in tried.beyond]
+    tuning = Tuning(info.name, conditions.dtype, str(info.device), conditions.threads, count, len(groups[0]))
+    tuning.budget, tuning.asked_tokens, tuning.skipped = budget, max_tokens, dict(tried.skipped)
+    tuning.beyond = [setting.words(tuning.threads) for setting in tried.beyond]
     try:
-        _decide(found, trial, elapsed=lambda: clock() - start, budget=budget, progress=progress)
+        _decide(tuning, trial, elapsed=lambda: clock() - start, budget=budget, progress=progress)
     finally:
         trial.restore()
-    found.seconds = clock() - start
-    if found.chosen is not None:
-        found.profile = _profile(found, found.chosen, conditions)
-    return found
+    tuning.seconds = clock() - start
+    if tuning.chosen is not None:
+        tuning.profile = _profile(tuning, tuning.chosen, conditions)
+    return tuning
 
 
 def groups_of(prompts: Sequence[Any], batch_size: int) -> list[Sequence[Any]]:
@@ -325,17 +326,19 @@ def groups_of(prompts: Sequence[Any], batch_size: int) -> list[Sequence[Any]]:
     return [prompts[at : at + size] for at in range(0, len(prompts) - size + 1, size)]
 
 
-def _decide(found: Tuning, trial: Trial, *, elapsed: Callable[[], float], budget: float, progress: Progress) -> None:
+def _decide(
+    tuning: Tuning, trial: TuningTrial, *, elapsed: Callable[[], float], budget: float, progress: Progress
+) -> None:
     """Fill in everything that is measured."""
     items = range(len(trial.groups))
     apart = len(items) >= APART
-    words = [setting.words(found.threads) for setting in trial.settings]
+    words = [setting.words(tuning.threads) for setting in trial.settings]
     try:
         progress("warming up", elapsed())
         trial.warm_up(0)
         trial.shorten(0, USED * (budget - elapsed()) / RUNS)
     except KeyboardInterrupt:
-        found.interrupted = found.in_search = True
+        tuning.interrupted = tuning.in_search = True
         return
     raced = race(
         len(words),
@@ -346,27 +349,27 @@ def _decide(found: Tuning, trial: Trial, *, elapsed: Callable[[], float], budget
         progress=lambda alive: progress(f"searching, {alive} settings left", elapsed()),
     )
     measured = _confirm(
-        found, trial, raced, items[1::2] if apart else items, elapsed=elapsed, budget=budget, progress=progress
+        tuning, trial, raced, items[1::2] if apart else items, elapsed=elapsed, budget=budget, progress=progress
     )
-    found.left_out = [words[arm] for arm in raced.unseen]
-    found.rejected = {words[arm]: why for arm, why in raced.rejected.items()}
-    found.settings = {
+    tuning.left_out = [words[arm] for arm in raced.unseen]
+    tuning.rejected = {words[arm]: why for arm, why in raced.rejected.items()}
+    tuning.settings = {
         words[a]: (median(g.ratio for g in raced.gains[a]), len(raced.gains[a])) for a in raced.order if raced.gains[a]
     }
-    found.tokens_per_pass = {words[arm]: trial.tokens[arm] / (trial.passes[arm] or inf) for arm in trial.tokens}
-    found.max_tokens = trial.params.max_tokens
-    found.near_ties, found.compared = trial.near_ties, trial.near_ties + trial.identical
-    _choose(found, measured)
+    tuning.tokens_per_pass = {words[arm]: trial.tokens[arm] / (trial.passes[arm] or inf) for arm in trial.tokens}
+    tuning.max_tokens = trial.params.max_tokens
+    tuning.near_ties, tuning.compared = trial.near_ties, trial.near_ties + trial.identical
+    _choose(tuning, measured)
 
 
-def _promised(trial: Trial) -> float:
+def _promised(trial: TuningTrial) -> float:
     """Seconds that the fewest measurements of a winner will take, at the pace so far."""
     return MIN_PAIRS * median(trial.seconds) if trial.seconds else 0.0
 
 
 def _confirm(
-    found: Tuning,
-    trial: Trial,
+    tuning: Tuning,
+    trial: TuningTrial,
     raced: Race,
     items: Sequence[int],
     *,
@@ -378,15 +381,15 @@ def _confirm(
     is.
     """
     if raced.interrupted:
-        found.interrupted = found.in_search = True
+        tuning.interrupted = tuning.in_search = True
         measured = [arm for arm in raced.order if raced.gains[arm]]
-        found.best = trial.settings[measured[0]] if measured else None
+        tuning.best = trial.settings[measured[0]] if measured else None
         return raced.gains[measured[0]] if measured else []
     trial.hurry(MIN_PAIRS, budget - elapsed())
     for arm in list(raced.order):
-        found.best, words = trial.settings[arm], trial.settings[arm].words(found.threads)
+        tuning.best, words = trial.settings[arm], trial.settings[arm].words(tuning.threads)
         try:
-            gains, found.interrupted = confirm(
+            gains, tuning.interrupted = confirm(
                 arm,
                 items,
                 trial.pull,
@@ -398,38 +401,38 @@ def _confirm(
         except RejectedError as error:
             raced.rejected[arm] = str(error)
             raced.order.remove(arm)
-    found.best = None
+    tuning.best = None
     return []
 
 
-def _choose(found: Tuning, measured: Sequence[Gain]) -> None:
+def _choose(tuning: Tuning, measured: Sequence[Gain]) -> None:
     """The best where it is shown to be faster than plain decoding, plain decoding where it is shown to be slower, else
     nothing: `auto` stays. Runs of the search show nothing, since they chose the setting that they flatter.
     """
-    found.gain = interval(measured) if measured else None
-    if found.gain is None or found.in_search or len(measured) < MIN_PAIRS:
+    tuning.gain = interval(measured) if measured else None
+    if tuning.gain is None or tuning.in_search or len(measured) < MIN_PAIRS:
         return
-    if found.gain.low > 1.0:
-        found.chosen = found.best
-    elif found.gain.high < 1.0:
-        found.chosen = Arm(None, found.threads)
+    if tuning.gain.low > 1.0:
+        tuning.chosen = tuning.best
+    elif tuning.gain.high < 1.0:
+        tuning.chosen = Arm(None, tuning.threads)
 
 
-def _profile(found: Tuning, chosen: Arm, conditions: Conditions) -> Profile:
+def _profile(tuning: Tuning, chosen: Arm, conditions: Conditions) -> Profile:
     config = None if chosen.config is None else with_request_drafters(chosen.config)
     if config is not None and chosen.fixed:
-        config["disable_by_batch_size"] = FIXED_UP_TO * found.batch_size + 1
+        config["disable_by_batch_size"] = FIXED_UP_TO * tuning.batch_size + 1
     measured = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "gain": None if found.gain is None else asdict(found.gain),
-        "best": None if found.best is None else found.best.words(found.threads),
-        "prompts": found.prompts,
-        "batch_size": found.batch_size,
-        "max_tokens": found.max_tokens,
-        "budget_seconds": found.budget,
-        "seconds": round(found.seconds, 1),
-        "interrupted": found.interrupted,
-        "model": found.model,
+        "gain": None if tuning.gain is None else asdict(tuning.gain),
+        "best": None if tuning.best is None else tuning.best.words(tuning.threads),
+        "prompts": tuning.prompts,
+        "batch_size": tuning.batch_size,
+        "max_tokens": tuning.max_tokens,
+        "budget_seconds": tuning.budget,
+        "seconds": round(tuning.seconds, 1),
+        "interrupted": tuning.interrupted,
+        "model": tuning.model,
     }
     drafts = {name: digest_of(resolve(name)) for name in chosen.drafts}
     return Profile(

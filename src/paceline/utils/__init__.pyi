@@ -7,6 +7,7 @@ from .compiling import part_of_compiled as part_of_compiled
 from .kept_files import limit as limit
 from .kept_files import make_room as make_room
 from .kept_files import touch as touch
+from .near_files import near_file as near_file
 from .progress import Advance as Advance
 from .progress import parts_of as parts_of
 from .progress import request_bar as request_bar

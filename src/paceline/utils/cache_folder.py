@@ -16,10 +16,10 @@ def user_cache(part: str, variable: str = "PACELINE_CACHE_DIR") -> Path:
     Raises:
         ConfigError: the variable begins with the home of somebody unknown.
     """
-    if own := os.environ.get(variable):
+    if folder := os.environ.get(variable):
         try:
-            return Path(own).expanduser() / part
+            return Path(folder).expanduser() / part
         except RuntimeError as error:
-            raise ConfigError(f"{variable} is {own!r}: {error} Give a path that exists or can be made") from error
+            raise ConfigError(f"{variable} is {folder!r}: {error} Give a path that exists or can be made") from error
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".cache") / "paceline" / part

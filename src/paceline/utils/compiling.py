@@ -38,10 +38,10 @@ def compiled(function: F) -> F:
                 return super().compile_extra(function)  # type: ignore[no-untyped-call]  # numba's
 
     try:
-        made: Any = njit(cache=True, pipeline_class=Announced, **OPTIONS)(function)
+        compiled: Any = njit(cache=True, pipeline_class=Announced, **OPTIONS)(function)
     except RuntimeError:  # no folder to keep it in
-        made = njit(pipeline_class=Announced, **OPTIONS)(function)
-    return cast(F, made)
+        compiled = njit(pipeline_class=Announced, **OPTIONS)(function)
+    return cast(F, compiled)
 
 
 def part_of_compiled(function: F) -> F:
@@ -49,21 +49,21 @@ def part_of_compiled(function: F) -> F:
 
     Called from Python, it is what it is without this.
     """
-    made: F = register_jitable(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
-    return made
+    compiled: F = register_jitable(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+    return compiled
 
 
 def kernel_files(package: Path) -> list[Path]:
     """What numba keeps on disk of the functions in a package's folders."""
-    found: list[Path] = []
+    files: list[Path] = []
     for source in {source.parent: source for source in sorted(package.rglob("*.py"))}.values():
         code = _nothing.__code__.replace(co_filename=str(source))
         try:
             kept = Path(FunctionCache(FunctionType(code, {}, "nothing")).cache_path)  # type: ignore[no-untyped-call]
         except RuntimeError:  # no folder to keep it in
             continue
-        found += [path for path in sorted(kept.iterdir()) if path.suffix in {".nbi", ".nbc"}]
-    return found
+        files += [path for path in sorted(kept.iterdir()) if path.suffix in {".nbi", ".nbc"}]
+    return files
 
 
 def _nothing() -> None:

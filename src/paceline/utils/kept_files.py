@@ -35,20 +35,20 @@ def limit(folder: Path) -> int:
     Raises:
         ConfigError: the variable is no number of 0 or more.
     """
-    if given := os.environ.get(LIMIT):
+    if text := os.environ.get(LIMIT):
         try:
-            wanted = float(given)
+            wanted = float(text)
         except ValueError:
             wanted = -1.0
         if not 0 <= wanted < float("inf"):
-            raise ConfigError(f"{LIMIT} must be a number of gigabytes, got {given!r}; 0 keeps nothing")
+            raise ConfigError(f"{LIMIT} must be a number of gigabytes, got {text!r}; 0 keeps nothing")
         return int(wanted * 10**9)
     return min(MOST_BYTES, int(SHARE * shutil.disk_usage(_existing(folder)).total))
 
 
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
-    return next((one for one in (folder, *folder.parents) if one.is_dir()), Path())
+    return next((parent for parent in (folder, *folder.parents) if parent.is_dir()), Path())
 
 
 def make_room(folder: Path, size: int) -> bool:
@@ -68,8 +68,8 @@ def make_room(folder: Path, size: int) -> bool:
     for path in folder.iterdir() if folder.is_dir() else ():
         state = path.stat()
         files.append((not _is_abandoned(path, state.st_mtime), state.st_mtime, state.st_size, path))
-    held = sum(own for _, _, own, _ in files)
-    for wanted, _, own, path in sorted(files):
+    held = sum(file_size for _, _, file_size, _ in files)
+    for wanted, _, file_size, path in sorted(files):
         if wanted and held + size <= most:
             break
         try:
@@ -77,7 +77,7 @@ def make_room(folder: Path, size: int) -> bool:
         except OSError as error:
             log.debug("%s cannot be removed (%s)", path, error)
         else:
-            held -= own
+            held -= file_size
     return held + size <= most
 
 

@@ -43,7 +43,7 @@ def shown_by(show: Show) -> Iterator[None]:
 
 @contextmanager
 def waiting(what: str, hint: str, level: int = logging.WARNING) -> Iterator[None]:
-    """The block takes long.
+    """Say, while the block runs, that it takes long.
 
     Args:
         what: is waited for.

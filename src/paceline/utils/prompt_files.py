@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, PromptError
+from paceline.utils.near_files import near_file
 from paceline.utils.traces import Arrival, parse_trace
 
 PROMPT_FORMATS = ("spec-bench", "mt-bench", "mt-redundant", "humaneval", "gsm8k", "jsonl", "text", "trace")
@@ -37,7 +38,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """One item of a workload.
+    """Holds one item of a workload: a conversation of one or more turns.
 
     Attributes:
         id: unique in its workload.
@@ -64,7 +65,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A named list of conversations, or of arrivals.
+    """Names a list of conversations, or of arrivals.
 
     Attributes:
         name: unique in a run.
@@ -81,7 +82,7 @@ class Workload:
 
     @property
     def tasks(self) -> dict[str, int]:
-        """Task -> number of conversations."""
+        """Count conversations by task."""
         return dict(Counter(conversation.task for conversation in self.conversations))
 
     def limited(self, most: int | None) -> Workload:
@@ -101,7 +102,7 @@ class Workload:
         return replace(self, conversations=tuple(self.conversations[position] for position in picked))
 
     def to_dict(self) -> dict[str, Any]:
-        """Its entry in the document."""
+        """Give its entry in the document."""
         trace = self.arrivals is not None
         return {
             "name": self.name,
@@ -115,7 +116,7 @@ class Workload:
 
 
 def read_prompts(path: Path, format: str | None = None) -> Workload:
-    """The workload in a file.
+    """Read the workload in a file.
 
     Args:
         format: one of FORMATS; None recognises it.
@@ -134,19 +135,19 @@ def read_prompts(path: Path, format: str | None = None) -> Workload:
     format = format or recognise(rows, path)
     if format == "trace":
         return _trace(path, text)
-    made = []
+    conversations = []
     for number, row in enumerate(rows, 1):
         try:
-            made.append(READERS[format](row, number))
+            conversations.append(READERS[format](row, number))
         except (KeyError, TypeError, ValueError) as error:
             why = f"no key {error}" if isinstance(error, KeyError) else str(error)
             what = f"{path.name!r} row {number} is not in the format {format} ({why})"
             raise PromptError(f"{what}; name another as FORMAT=PATH") from None
-    return _workload(path, format, made)
+    return _workload(path, format, conversations)
 
 
 def recognise(rows: Sequence[Row], path: Path) -> str:
-    """The format of some rows.
+    """Recognise the format of some rows.
 
     Raises:
         PromptError: none that is known.
@@ -183,7 +184,7 @@ def _text(path: Path) -> str:
         ) from None
     except (OSError, ValueError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
-        raise PromptError(f"cannot read the workload {str(path)!r} ({why}); give a file") from None
+        raise PromptError(f"cannot read the workload {str(path)!r} ({why}); give a file{near_file(path)}") from None
 
 
 def _kind(path: Path) -> str:
@@ -193,7 +194,7 @@ def _kind(path: Path) -> str:
 
 def _rows(path: Path, text: str) -> list[Row]:
     """Rows of JSONL, or of one JSON list of objects."""
-    found: list[Any] = []
+    rows: list[Any] = []
     lines = [text] if text.lstrip().startswith("[") else text.splitlines()
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -202,21 +203,21 @@ def _rows(path: Path, text: str) -> list[Row]:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise PromptError(f"{path.name!r} line {number} is not JSON ({error}); give one object per line") from None
-        found += value if isinstance(value, list) else [{"prompt": value} if isinstance(value, str) else value]
-    if not found:
+        rows += value if isinstance(value, list) else [{"prompt": value} if isinstance(value, str) else value]
+    if not rows:
         raise PromptError(f"no prompts in {str(path)!r}; give at least one row")
-    for number, row in enumerate(found, 1):
+    for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
             raise PromptError(f"{path.name!r} row {number} is not an object; give one object per line")
-    return found
+    return rows
 
 
-def _workload(path: Path, format: str, made: Sequence[Conversation]) -> Workload:
-    if not made:
+def _workload(path: Path, format: str, conversations: Sequence[Conversation]) -> Workload:
+    if not conversations:
         raise PromptError(f"no prompts in {str(path)!r}; give at least one")
     seen: dict[str, int] = {}
     unique = []
-    for conversation in made:
+    for conversation in conversations:
         count = seen[conversation.id] = seen.get(conversation.id, 0) + 1
         name = conversation.id if count == 1 else f"{conversation.id}#{count}"
         unique.append(replace(conversation, id=name))

@@ -61,10 +61,10 @@ def local_ray(cpus: int, address: str | None = None, *, show_logs: bool = False)
     Raises:
         ConfigError: no cluster answers there.
     """
-    own = {} if address is not None else LOCAL | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    settings = {} if address is not None else LOCAL | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     if address is not None:
         _reach(address)
-    os.environ.update(QUIET | own)
+    os.environ.update(QUIET | settings)
     import ray
 
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": show_logs}

@@ -28,7 +28,7 @@ ENOUGH = 6
 
 
 def no_interval(units: str = "prompts") -> str:
-    """Why a figure has none."""
+    """Say why a figure has no interval."""
     return f"{ENOUGH} {units} or more are needed for an interval"
 
 
@@ -76,7 +76,7 @@ def resampled(
     repeats = rng.integers(0, np.broadcast_to(sizes[picked], (draws, p, r)))
     drawn = [column[picked, repeats] for column in columns]
     if (sizes < r).any():
-        drawn = [np.where(np.arange(r) < sizes[picked], one, np.nan) for one in drawn]
+        drawn = [np.where(np.arange(r) < sizes[picked], values, np.nan) for values in drawn]
     return np.asarray(statistic(*drawn))
 
 
@@ -99,7 +99,7 @@ def bootstrap(
 
 
 def quantiles_of(drawn: FloatArray, level: float = LEVEL) -> tuple[float, float]:
-    """The percentile interval of resampled figures."""
+    """Compute the percentile interval of resampled figures."""
     tail = (1 - level) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail])
     return float(low), float(high)
@@ -113,7 +113,7 @@ def interval_apart(samples: Sequence[FloatArray], statistic: Callable[..., Float
         statistic: of arrays (d, n, ...), gives (d,).
     """
     rng = np.random.default_rng(0)
-    return quantiles_of(statistic(*(one[rng.integers(0, len(one), (DRAWS, len(one)))] for one in samples)))
+    return quantiles_of(statistic(*(values[rng.integers(0, len(values), (DRAWS, len(values)))] for values in samples)))
 
 
 def median_rate(tokens_pr: FloatArray, seconds_pr: FloatArray) -> FloatArray:
@@ -147,7 +147,7 @@ def paired_ratios(
 
 
 def tokens_per_second(tokens_pr: FloatArray, seconds_pr: FloatArray, **options: Any) -> Estimate | None:
-    """Throughput with its interval."""
+    """Compute throughput with its interval."""
     return bootstrap([tokens_pr, seconds_pr], median_rate, **options)
 
 

@@ -34,16 +34,16 @@ class Store:
     def load(self) -> dict[str, Any] | None:
         """The stored document, or None where the file is missing, broken or another key's (logged)."""
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
+            document = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
             logger.warning("the stored measurements in %s cannot be read (%s); measuring again", self.path, error)
             return None
-        if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("key") != self.key:
+        if not isinstance(document, dict) or document.get("format") != FORMAT or document.get("key") != self.key:
             logger.info("the stored measurements in %s are of another version or model; measuring again", self.path)
             return None
-        costs = found.get("costs")
+        costs = document.get("costs")
         return costs if isinstance(costs, dict) else None
 
     def save(self, costs: dict[str, Any]) -> None:

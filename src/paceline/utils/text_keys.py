@@ -14,9 +14,9 @@ KEY_BYTES: Final = 8
 
 def beginnings(text: str) -> list[bytes]:
     """A key for each length of `BEGINNINGS` up to the text's own; texts that begin alike have the same first keys."""
-    found = list[bytes]()
+    keys = list[bytes]()
     for length in BEGINNINGS:
-        found.append(hashlib.blake2b(text[:length].encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest())
+        keys.append(hashlib.blake2b(text[:length].encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest())
         if len(text) <= length:
             break
-    return found
+    return keys

@@ -46,11 +46,11 @@ def parse_trace(text: str, name: str, *, csv: bool = False) -> list[Arrival]:
         raise PromptError(f"{name!r} is not a trace ({error}); give JSONL or CSV with {', '.join(NAMES)}") from None
     if not rows:
         raise PromptError(f"no requests in {name!r}; give at least one row")
-    found = [_arrival(row, name, number) for number, row in enumerate(rows, 1)]
-    start = min(time for time, _, _ in found)
+    arrivals = [_arrival(row, name, number) for number, row in enumerate(rows, 1)]
+    start = min(time for time, _, _ in arrivals)
     whole = all(isinstance(row, Mapping) and str(row.get("timestamp", "")).isdecimal() for row in rows)
     unit = 1000.0 if whole else 1.0
-    return sorted((Arrival((t - start) / unit, i, o) for t, i, o in found), key=lambda arrival: arrival.time)
+    return sorted((Arrival((t - start) / unit, i, o) for t, i, o in arrivals), key=lambda arrival: arrival.time)
 
 
 def _arrival(row: object, name: str, number: int) -> tuple[float, int, int]:

@@ -116,23 +116,23 @@ def choice(name: str, value: object, known: Sequence[str], *, optional: bool = F
 
 
 def reject_unknown(
-    kind: str, given: Iterable[str], known: Sequence[str], *, meant: Mapping[str, str] = MappingProxyType({})
+    kind: str, keys: Iterable[str], known: Sequence[str], *, meant: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Raise ConfigError for the unknown keys of `given`, with near matches.
+    """Raise ConfigError for the unknown keys of `keys`, with near matches.
 
     Args:
         meant: names of other libraries -> what to write instead, or a sentence.
     """
-    if text := unknown_names(kind, given, known, meant=meant):
+    if text := unknown_names(kind, keys, known, meant=meant):
         raise ConfigError(text)
 
 
 def unknown_names(
-    kind: str, given: Iterable[str], known: Sequence[str], *, meant: Mapping[str, str] = MappingProxyType({})
+    kind: str, keys: Iterable[str], known: Sequence[str], *, meant: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """What `reject_unknown` says, or "" where all are known."""
     hints: dict[str, str] = {}
-    for key in given:
+    for key in keys:
         if key not in known:
             near = [meant[key]] if key in meant else get_close_matches(str(key), known, n=2)
             hints[key] = near[0] if near and " " in near[0] else f"did you mean {' or '.join(near)}?" if near else ""
@@ -149,17 +149,17 @@ def unknown_names(
 def strings(name: str, value: object) -> tuple[str, ...]:
     """One string or several, none empty, as a tuple; None is none of them."""
     rule = "be a string or a list of non-empty strings"
-    found = (value,) if isinstance(value, str) and value else items(name, value, rule)
-    need(all(isinstance(item, str) and item for item in found), name, rule, value)
-    return found
+    texts = (value,) if isinstance(value, str) and value else items(name, value, rule)
+    need(all(isinstance(item, str) and item for item in texts), name, rule, value)
+    return texts
 
 
 def tokens(name: str, value: object) -> tuple[int, ...]:
     """Any iterable of token ids, as a tuple; None is empty."""
-    found = tuple(_integers(token) for token in items(name, _integers(value), "be a list of token ids"))
-    for token in found:
+    ids = tuple(_integers(token) for token in items(name, _integers(value), "be a list of token ids"))
+    for token in ids:
         integer(name, token, 0)
-    return found
+    return ids
 
 
 def _integers(value: Any) -> Any:
@@ -223,12 +223,12 @@ def keys_once(name: str, text: str | None = None) -> Callable[[list[tuple[str, A
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
             key, times = Counter(key for key, _ in pairs).most_common(1)[0]
             got = "" if text is None else f", got {shortened(text)}"
             raise ConfigError(f"{name} must have each key once, and {key!r} occurs {times} times{got}")
-        return found
+        return mapping
 
     return once
 
@@ -255,19 +255,23 @@ def declared(factory: Any) -> dict[str, tuple[Any, Any]]:
     """Type and default of each keyword argument whose type consists of kinds that are checked."""
     is_class = isinstance(factory, type)
     function = inspect.unwrap(factory.__init__ if is_class else factory)
-    found: dict[str, tuple[Any, Any]] = {}
+    ranges: dict[str, tuple[Any, Any]] = {}
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # one that is not written in Python
-        return found
-    for key, one in parameters.items():
+        return ranges
+    for key, parameter in parameters.items():
         try:
-            hint = eval(one.annotation, function.__globals__) if isinstance(one.annotation, str) else one.annotation
+            hint = (
+                eval(parameter.annotation, function.__globals__)
+                if isinstance(parameter.annotation, str)
+                else parameter.annotation
+            )
         except Exception:  # a name that is imported for type checkers only, or whatever a third party wrote
             continue
         if all(_checked(kind) for kind in _kinds(hint)):
-            found[key] = (hint, one.default)
-    return found
+            ranges[key] = (hint, parameter.default)
+    return ranges
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
@@ -298,7 +302,7 @@ def _fits(value: object, kind: Any, low: float, high: float) -> bool:
         (inner,) = get_args(kind)
         ways, listed = _kinds(inner), isinstance(value, Sequence) and not isinstance(value, str | bytes)
         return listed and all(
-            any(_fits(one, way, low, high) for way in ways) for one in cast("Sequence[object]", value)
+            any(_fits(item, way, low, high) for way in ways) for item in cast("Sequence[object]", value)
         )
     if origin is Callable:
         return callable(value)
@@ -315,9 +319,9 @@ def same(value: object, neutral: object) -> bool:
     return plain and isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
-def say_ignored(given: Mapping[str, Any]) -> None:
+def say_ignored(arguments: Mapping[str, Any]) -> None:
     """One warning for all arguments that change nothing; None says that one is not given."""
-    if shown := [f"{key}={shortened(value, 30)}" for key, value in given.items() if value is not None]:
+    if shown := [f"{key}={shortened(value, 30)}" for key, value in arguments.items() if value is not None]:
         logger.warning("ignored, since it changes nothing here: %s", ", ".join(shown))
 
 
@@ -343,7 +347,7 @@ def clear_arguments(
     """
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
-    listed = {key: one.kind for key, one in signature.parameters.items() if key not in ("self", "cls")}
+    listed = {key: parameter.kind for key, parameter in signature.parameters.items() if key not in ("self", "cls")}
     known = [key for key, kind in listed.items() if kind is not inspect.Parameter.VAR_KEYWORD]
     takes_all = len(known) < len(listed)
     by_name = f"all arguments are keyword-only{example and f', e.g. {example}'}"
@@ -352,21 +356,21 @@ def clear_arguments(
     )
 
     def idles(key: str, value: object) -> bool:
-        return key in neutral and (value is None or any(same(value, one) for one in neutral[key]))
+        return key in neutral and (value is None or any(same(value, idle) for idle in neutral[key]))
 
     @wraps(function)
-    def clear(*positional: Any, **given: Any) -> Any:
+    def clear(*positional: Any, **named: Any) -> Any:
         try:
-            return function(*positional, **given)
+            return function(*positional, **named)
         except TypeError:
             try:
-                signature.bind(*positional, **given)
+                signature.bind(*positional, **named)
             except TypeError as error:
-                idle = {key: value for key, value in given.items() if key not in known and idles(key, value)}
+                idle = {key: value for key, value in named.items() if key not in known and idles(key, value)}
                 if idle:
                     say_ignored(idle)
-                    return clear(*positional, **{key: value for key, value in given.items() if key not in idle})
-                reject_unknown(name, {} if takes_all else given, known, meant=meant)
+                    return clear(*positional, **{key: value for key, value in named.items() if key not in idle})
+                reject_unknown(name, {} if takes_all else named, known, meant=meant)
                 what = by_name if nothing_by_place and "positional" in str(error) else error
                 raise ConfigError(f"{name}: {what}{'; its arguments are ' * bool(known)}{', '.join(known)}") from None
             raise

@@ -32,7 +32,7 @@ STEPS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class KSeqPlan:
     """How k draws from q are tried.
 
     Attributes:
@@ -45,7 +45,7 @@ class Plan:
     accepted: float
 
 
-def plan_k_seq(p_v: torch.Tensor, q_v: torch.Tensor, draws: int, gamma: float | None = None) -> Plan:
+def plan_k_seq(p_v: torch.Tensor, q_v: torch.Tensor, draws: int, gamma: float | None = None) -> KSeqPlan:
     """The best gamma, or a given one, for `draws` draws.
 
     Args:
@@ -66,7 +66,7 @@ def plan_k_seq(p_v: torch.Tensor, q_v: torch.Tensor, draws: int, gamma: float | 
     return made
 
 
-def best_plan(p_v: torch.Tensor, q_v: torch.Tensor, draws: int) -> Plan:
+def best_plan(p_v: torch.Tensor, q_v: torch.Tensor, draws: int) -> KSeqPlan:
     """The smallest gamma with 1 - (1 - beta)^k <= gamma beta, in O(v log v).
 
     Between two neighbouring ratios p / q, beta is a constant plus another over gamma: the interval is found for all
@@ -100,12 +100,12 @@ def _excess(gamma: torch.Tensor | float, beta: torch.Tensor | float, draws: int)
     return 1.0 - (1.0 - beta) ** draws - gamma * beta
 
 
-def _planned(gamma: float, beta: float, draws: int) -> Plan:
+def _planned(gamma: float, beta: float, draws: int) -> KSeqPlan:
     beta = min(beta, 1.0)
-    return Plan(gamma, beta, 1.0 - (1.0 - beta) ** draws)
+    return KSeqPlan(gamma, beta, 1.0 - (1.0 - beta) ** draws)
 
 
-def _given(p_v: torch.Tensor, q_v: torch.Tensor, made: Plan) -> torch.Tensor:
+def _given(p_v: torch.Tensor, q_v: torch.Tensor, made: KSeqPlan) -> torch.Tensor:
     """(v,) chance of each token to come from an accepted draw."""
     share = made.accepted / made.beta if made.beta > 0.0 else 0.0
     return torch.minimum(q_v, p_v / made.gamma) * share

@@ -14,7 +14,7 @@ from bench.documents import cell, difference, document, equality, estimate, load
 from browser import FOUND, look, picture
 from explain.replays import NASTY
 
-from paceline.bench.drawing import Axis, Line, inline
+from paceline.bench.drawing import Axis, PlotSeries, inline
 from paceline.bench.report import REPORT_MARK, document_remarks, write_report
 from paceline.bench.report.page import report_html
 from paceline.bench.run.document import check_document
@@ -211,15 +211,15 @@ def test_it_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_plots_leave_out_what_cannot_be_drawn() -> None:
     axes, nan = (Axis(label="x", log=True), Axis(label="y")), float("nan")
-    nothing = [Line(name="a", colour="--d0", points=[(0.0, 1.0), (1.0, nan), (nan, 1.0), (-1.0, 1.0)])]
+    nothing = [PlotSeries(name="a", colour="--d0", points=[(0.0, 1.0), (1.0, nan), (nan, 1.0), (-1.0, 1.0)])]
     assert inline("t", nothing, *axes) == ""
     points = [(1.0, 5.0), (2.0, nan), (4.0, 6.0, 5.0, 7.0)]
-    made = inline("<t>", [Line(name="<a>", colour="--d0", points=points, hollow=frozenset({0}))], *axes)
+    made = inline("<t>", [PlotSeries(name="<a>", colour="--d0", points=points, hollow=frozenset({0}))], *axes)
     assert re.findall(r'id="point-0-(\d)"', made) == ["0", "2"]
     assert "<t>" not in made
     assert "stroke: var(--d0)" in made
     assert not re.findall(r"#0a0b[0-9a-f]{2}", made), "every colour is one of the page's theme"
-    assert made == inline("<t>", [Line(name="<a>", colour="--d0", points=points, hollow=frozenset({0}))], *axes)
+    assert made == inline("<t>", [PlotSeries(name="<a>", colour="--d0", points=points, hollow=frozenset({0}))], *axes)
 
 
 LOOK = """

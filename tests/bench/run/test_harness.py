@@ -13,9 +13,9 @@ import tiny_checkpoint
 from paceline import LLM
 from paceline.bench.report import compare_documents, document_remarks
 from paceline.bench.run import (
+    BenchSetting,
     Harness,
     Options,
-    Setting,
     build_document,
     default_settings,
     dial_registered,
@@ -38,7 +38,7 @@ TALKS = (
 WORK = Workload(name="talks", format="jsonl", source="talks.jsonl", conversations=TALKS)
 LONG = Conversation(id="long", task="b", turns=("word " * 400, "never asked"))
 OPTIONS = Options(max_tokens=8, repeats=2, ignore_eos=True)
-NGRAM = Setting("ngram", {"method": "ngram", "num_speculative_tokens": 3})
+NGRAM = BenchSetting("ngram", {"method": "ngram", "num_speculative_tokens": 3})
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 
 @dial_registered()
-def bench(llm: LLM, settings: list[Setting], options: Options = OPTIONS, work: Workload = WORK) -> dict[str, Any]:
+def bench(llm: LLM, settings: list[BenchSetting], options: Options = OPTIONS, work: Workload = WORK) -> dict[str, Any]:
     harness = Harness(llm, settings, options)
     harness.run([work])
     made = build_document(harness, [work])
@@ -64,7 +64,7 @@ def cell(made: Mapping[str, Any], setting: str, temperature: float = 0.0, batch:
     return found
 
 
-class Broken(Setting):
+class Broken(BenchSetting):
     """Plain decoding whose outputs are spoilt: by another token, or by an error for one prompt."""
 
     __slots__ = ()

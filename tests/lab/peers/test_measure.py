@@ -16,7 +16,7 @@ from lab.peers import TRIES, PeerError, PeerRun, PeersInTurn, WantedPeer, parse_
 from paceline import LLM, SamplingParams
 from paceline.bench.report import document_remarks, document_tables
 from paceline.bench.report.page import report_html
-from paceline.bench.run import Harness, Options, Setting, build_document
+from paceline.bench.run import BenchSetting, Harness, Options, build_document
 from paceline.bench.run.document import check_document
 from paceline.errors import ConfigError
 from paceline.utils import Conversation, Workload
@@ -99,7 +99,7 @@ def log(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def bench(
-    llm: LLM, wanted: list[WantedPeer], options: Options = OPTIONS, settings: Sequence[Setting] = ()
+    llm: LLM, wanted: list[WantedPeer], options: Options = OPTIONS, settings: Sequence[BenchSetting] = ()
 ) -> dict[str, Any]:
     with PeersInTurn(llm, wanted) as others:
         harness = Harness(llm, settings, options, peers=others)
@@ -110,7 +110,7 @@ def bench(
 
 
 def test_a_peer_decodes_the_same_ids_in_turn_and_is_compared(llm: LLM, log: list[Any]) -> None:
-    made = bench(llm, parse_peers(["transformers:plain"]), settings=[Setting("ngram", {"method": "ngram"})])
+    made = bench(llm, parse_peers(["transformers:plain"]), settings=[BenchSetting("ngram", {"method": "ngram"})])
     (found,) = made["peers"]
     (plain,) = [c for c in made["cells"] if c["setting"] == "plain"]
     asked = [one for one in log if one[0] == "transformers"]

@@ -69,10 +69,10 @@ def without_replacement(q: Array, drafts: int) -> Array:
         return np.asarray(np.cumsum(q) / q.sum())
     outside = np.append(np.cumsum(q[::-1])[::-1][1:], 0.0) / q.sum()  # not 1 - ..., which loses small ones
     times, widths = _times(float(np.min(outside[:-1], initial=1.0)))
-    found = _rung(q / q.sum(), outside, times, widths, drafts)
-    found[-1] = 1.0
-    found[: drafts - 1] = 0.0
-    return np.asarray(np.clip(found, 0.0, 1.0))
+    chances = _rung(q / q.sum(), outside, times, widths, drafts)
+    chances[-1] = 1.0
+    chances[: drafts - 1] = 0.0
+    return np.asarray(np.clip(chances, 0.0, 1.0))
 
 
 def _times(slowest: float) -> tuple[Array, Array]:
@@ -89,7 +89,7 @@ def _rung(q: Array, outside: Array, times: Array, widths: Array, drafts: int) ->
     """(v,) sum over times of the chance that at least `drafts` of the first tokens have rung, when one outside rings
     first.
     """
-    found = np.zeros(len(q))
+    chances = np.zeros(len(q))
     for t in range(len(times)):
         few = np.zeros(drafts)  # chance that exactly j < drafts tokens have rung
         few[0] = 1.0
@@ -105,5 +105,5 @@ def _rung(q: Array, outside: Array, times: Array, widths: Array, drafts: int) ->
                 left = few.sum()
             late = outside[x] * times[t]
             if late < NEVER:
-                found[x] += widths[t] * outside[x] * np.exp(-late) * many
-    return found
+                chances[x] += widths[t] * outside[x] * np.exp(-late) * many
+    return chances

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from paceline.bench.acceptance.rules import BLOCK, WITH, WITHOUT
-from paceline.bench.drawing import Axis, Line
-from paceline.bench.report.figures import COLOURS, Figure, Table, figure
+from paceline.bench.drawing import Axis, PlotSeries
+from paceline.bench.report.figures import COLOURS, Figure, PlotTable, figure
 from paceline.explain import rendered
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ APART: Final = 0.045
 """Least distance of two marks of an axis, as a share of it."""
 
 
-def acceptance_html(found: Analysis, note: str) -> str:
+def acceptance_html(analysis: Analysis, note: str) -> str:
     """The page. It takes a theme from its address (`?theme=dark`, `?theme=light`), else from the system.
 
     Args:
@@ -41,21 +41,25 @@ def acceptance_html(found: Analysis, note: str) -> str:
         _figure(
             "Acceptance by number of drafts",
             ("drafts at one place", "acceptance"),
-            found.drafts,
-            found.acceptance,
+            analysis.drafts,
+            analysis.acceptance,
             ".4f",
         ),
         _figure(
-            "Tokens per pass by nodes of the tree", ("nodes", "tokens per pass"), found.budgets, found.tokens, ".3f"
+            "Tokens per pass by nodes of the tree",
+            ("nodes", "tokens per pass"),
+            analysis.budgets,
+            analysis.tokens,
+            ".3f",
         ),
     ]
-    setup = f"Mean of {found.positions} place{'s' if found.positions > 1 else ''}"
+    setup = f"Mean of {analysis.positions} place{'s' if analysis.positions > 1 else ''}"
     return rendered(
         Path(__file__).with_name("acceptance.html"),
         ACCEPTANCE_MARK,
         title="Acceptance of drafts",
         setup=setup,
-        figures=[one for one in drawn if one],
+        figures=[figure for figure in drawn if figure],
         note=note,
     )
 
@@ -66,10 +70,12 @@ def _figure(
     """Args: labels: across and up. form: of the table's figures."""
     styles = _styles(list(rows))
     lines = [
-        Line(name=name, colour=styles[name][0], dash=styles[name][1], points=list(zip(places, values, strict=True)))
+        PlotSeries(
+            name=name, colour=styles[name][0], dash=styles[name][1], points=list(zip(places, values, strict=True))
+        )
         for name, values in rows.items()
     ]
-    table = Table(
+    table = PlotTable(
         ("rule", *map(str, places)),
         [(name, *(format(value, form) for value in values)) for name, values in rows.items()],
     )
@@ -86,8 +92,8 @@ def _styles(names: Sequence[str]) -> dict[str, tuple[str, int]]:
 def marks(places: Sequence[int]) -> list[float]:
     """The places, in rising order, whose marks do not run into each other on a logarithmic axis."""
     width = log(places[-1] / places[0]) or 1.0
-    found: list[float] = []
+    marked: list[float] = []
     for place in places:
-        if not found or log(place / found[-1]) >= APART * width:
-            found.append(float(place))
-    return found
+        if not marked or log(place / marked[-1]) >= APART * width:
+            marked.append(float(place))
+    return marked

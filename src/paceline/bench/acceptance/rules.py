@@ -44,7 +44,7 @@ DELTA: Final = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """What was found.
+    """Holds what each rule of verification accepts, by drafts and by nodes.
 
     Attributes:
         positions: places that the means are over.
@@ -65,7 +65,7 @@ class Analysis:
 
 
 def with_replacement(p: Array, q: Array, drafts: int) -> float:
-    """Recursive rejection of independent drafts."""
+    """Compute what recursive rejection accepts of independent drafts."""
     r, failed = p, 1.0
     for _ in range(drafts):
         failed *= 1.0 - float(np.minimum(r, q).sum())
@@ -122,7 +122,7 @@ def _removed(q: Array, token: int) -> Array:
 
 
 def k_seq(p: Array, q: Array, drafts: int) -> float:
-    """SpecTr's rule with its best gamma."""
+    """Compute what SpecTr's rule accepts with its best gamma."""
     import torch
 
     from paceline.verifiers import plan_k_seq
@@ -156,7 +156,7 @@ RULES: Final[Mapping[str, Rule]] = {
 
 
 def analyze_acceptance(p_tv: Array, q_tv: Array, drafts: Sequence[int], budgets: Sequence[int]) -> Analysis:
-    """Every rule on every place.
+    """Compute what every rule accepts, on average over all places.
 
     Args:
         p_tv, q_tv: (t, v) probabilities of target and drafter.
@@ -173,8 +173,8 @@ def analyze_acceptance(p_tv: Array, q_tv: Array, drafts: Sequence[int], budgets:
     }
     single = fmean(float(np.minimum(p, q).sum()) for p, q in rows)
     tokens = {
-        name: [tokens_within(dict(zip(drafts, found, strict=True)), nodes) for nodes in budgets]
-        for name, found in acceptance.items()
+        name: [tokens_within(dict(zip(drafts, shares, strict=True)), nodes) for nodes in budgets]
+        for name, shares in acceptance.items()
     }
     tokens["one chain, token by token"] = [tokens_within({1: single}, nodes) for nodes in budgets]
     tokens[BLOCK] = block_tokens(p_tv, q_tv, budgets)
@@ -183,13 +183,13 @@ def analyze_acceptance(p_tv: Array, q_tv: Array, drafts: Sequence[int], budgets:
     )
 
 
-def probabilities(name: str, given: Any) -> Array:
+def probabilities(name: str, value: Any) -> Array:
     """(t, v) rows that sum to 1, from one row or several.
 
     Raises:
         ConfigError: something else.
     """
-    rows = np.atleast_2d(np.asarray(given, np.float64))
+    rows = np.atleast_2d(np.asarray(value, np.float64))
     if rows.ndim != 2 or not rows.size:
         got = "no numbers" if not rows.size else f"lists within lists, {rows.ndim} deep"
         raise ConfigError(f"{name} must be one row of probabilities, or a list of rows, got {got}")
@@ -272,15 +272,15 @@ def violations(acceptance: Mapping[str, Array], errors: Mapping[str, Array] | No
             every place.
     """
     errors = errors or {}
-    found = [_beyond(rule, bound, acceptance, errors) for rule, bound in BOUNDS.items() if rule in acceptance]
+    broken = [_beyond(rule, bound, acceptance, errors) for rule, bound in BOUNDS.items() if rule in acceptance]
     weaker = {"k_seq, as a share of the optimum": (1.0 - 1.0 / math.e) * acceptance[WITH], "k_seq": acceptance["k_seq"]}
-    found.append(_beyond("k_seq, as a share of the optimum", "k_seq", weaker, {}))
+    broken.append(_beyond("k_seq, as a share of the optimum", "k_seq", weaker, {}))
     means = {REJECTION_WITH: acceptance[REJECTION_WITH].mean(keepdims=True)}
     means[REJECTION_WITHOUT] = acceptance[REJECTION_WITHOUT].mean(keepdims=True) + SIGMAS * _error(
         errors.get(REJECTION_WITHOUT)
     )
-    found.append(_beyond(REJECTION_WITH, REJECTION_WITHOUT, means, {}))
-    return [text for text in found if text]
+    broken.append(_beyond(REJECTION_WITH, REJECTION_WITHOUT, means, {}))
+    return [text for text in broken if text]
 
 
 def _error(of_t: Array | None) -> float:

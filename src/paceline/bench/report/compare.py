@@ -27,7 +27,7 @@ Tables = dict[Batch, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class ComparedLine:
-    """One cell of both documents.
+    """Compares one cell that both documents have.
 
     Attributes:
         prompts: paired ones.
@@ -55,7 +55,7 @@ class ComparedLine:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All cells of both documents.
+    """Compares all cells that both documents have.
 
     Attributes:
         warnings: what else differs between the runs.
@@ -112,13 +112,13 @@ class _Sides:
 
 
 def _cells(document: Mapping[str, Any], name: str) -> dict[Key, Mapping[str, Any]]:
-    found: dict[Key, Mapping[str, Any]] = {}
+    by_key: dict[Key, Mapping[str, Any]] = {}
     for cell in document["cells"]:
         key = (cell["setting"], cell["workload"], float(cell["temperature"]), int(cell["batch"]))
-        if key in found:
+        if key in by_key:
             raise ConfigError(f"document {name} must have each cell once, and {', '.join(map(str, key))} occurs twice")
-        found[key] = cell
-    return found
+        by_key[key] = cell
+    return by_key
 
 
 def _line(key: Key, sides: _Sides, comparisons: int) -> ComparedLine:
@@ -150,13 +150,13 @@ def _rates(cell: Mapping[str, Any]) -> Tables:
     groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for row in cell["rows"]:
         groups.setdefault((row["group"], row["repeat"]), []).append(row)
-    found: Tables = {}
+    tables: Tables = {}
     for rows in groups.values():
         fine = [row for row in rows if not row["error"] and row["seconds"]]
         names = tuple(sorted((row["prompt"], row["turn"]) for row in rows))
         speed = sum(row["tokens"] for row in fine) / max(row["seconds"] for row in fine) if fine else 0.0
-        found.setdefault(names, []).append(speed)
-    return found
+        tables.setdefault(names, []).append(speed)
+    return tables
 
 
 def _ratio(tables: Sequence[Tables | None], comparisons: int) -> tuple[Estimate | None, Estimate | None]:
@@ -188,21 +188,21 @@ def _differs(estimate: Estimate | None) -> bool:
 
 def _warnings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """What else differs: a comparison across these means little."""
-    found = []
+    lines = []
     for name in ("cpu", "cores", "threads", "gpu"):
-        one, other = a["provenance"]["machine"][name], b["provenance"]["machine"][name]
-        if one != other:
-            found.append(f"machine {name}: {one} against {other}")
+        value, other_value = a["provenance"]["machine"][name], b["provenance"]["machine"][name]
+        if value != other_value:
+            lines.append(f"machine {name}: {value} against {other_value}")
     for name in ("fingerprint", "dtype", "device"):
         if a["model"][name] != b["model"][name]:
-            found.append(f"model {name}: {a['model'][name]} against {b['model'][name]}")
+            lines.append(f"model {name}: {a['model'][name]} against {b['model'][name]}")
     packages = (a["provenance"]["packages"], b["provenance"]["packages"])
-    found += [
+    lines += [
         f"{n}: {packages[0][n]} against {packages[1].get(n)}"
         for n in packages[0]
         if packages[0][n] != packages[1].get(n)
     ]
     if a["options"]["max_tokens"] != b["options"]["max_tokens"]:
-        found.append(f"max_tokens: {a['options']['max_tokens']} against {b['options']['max_tokens']}")
-    found += [f"{name} was interrupted" for name, one in (("A", a), ("B", b)) if one["interrupted"]]
-    return found
+        lines.append(f"max_tokens: {a['options']['max_tokens']} against {b['options']['max_tokens']}")
+    lines += [f"{name} was interrupted" for name, document in (("A", a), ("B", b)) if document["interrupted"]]
+    return lines

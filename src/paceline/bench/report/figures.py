@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from paceline.bench.drawing import DASHES, Axis, Line, inline
+from paceline.bench.drawing import DASHES, Axis, PlotSeries, inline
 from paceline.bench.report.table import NOTHING, interval, milliseconds, percent
 from paceline.bench.run.measures import histogram
 from paceline.utils import ENOUGH
@@ -33,7 +33,7 @@ PARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A plot with everything around it.
+    """Holds a plot with its title, legend, table and note, as the template shows them.
 
     Attributes:
         legend: (name, colour, stroke-dasharray).
@@ -82,16 +82,18 @@ class Palette:
         """A custom property of the style sheet."""
         if name == self.baseline:
             return "--plain"
-        others = [one for one in self.names if one != self.baseline]
+        others = [name for name in self.names if name != self.baseline]
         return f"--d{others.index(name) % COLOURS}" if name in others else "--t-verify"
 
     def dash(self, name: str) -> int:
         """Beyond the colours, lines differ by their dashes."""
-        others = [one for one in self.names if one != self.baseline]
+        others = [name for name in self.names if name != self.baseline]
         return others.index(name) // COLOURS if name in others else 0
 
 
-def figure(title: str, lines: Sequence[Line], axes: tuple[Axis, Axis], table: Table, note: str = "") -> Figure | None:
+def figure(
+    title: str, lines: Sequence[PlotSeries], axes: tuple[Axis, Axis], table: PlotTable, note: str = ""
+) -> Figure | None:
     """A plot with its legend and table; None without a point that can be drawn."""
     svg = inline(title, lines, *axes)
     if not svg:
@@ -104,7 +106,7 @@ def figure(title: str, lines: Sequence[Line], axes: tuple[Axis, Axis], table: Ta
 
 
 @dataclass(slots=True)
-class Table:
+class PlotTable:
     """Header and rows of the table behind a plot."""
 
     head: Sequence[str]
@@ -137,8 +139,8 @@ def bars(
             name=name, colour=colour, text=text, width=middle, low=low if sure else None, high=high if sure else None
         )
 
-    made = [(name, [bar(*row) for row in rows]) for name, rows in taken]
-    return Bars(title=title, groups=made, mark=None if mark is None else share(mark), note=note)
+    drawn = [(name, [bar(*row) for row in rows]) for name, rows in taken]
+    return Bars(title=title, groups=drawn, mark=None if mark is None else share(mark), note=note)
 
 
 def _ends(value: Any) -> tuple[float, float, float]:
@@ -171,9 +173,9 @@ def by_task(cells: Sequence[Record], palette: Palette) -> Bars | None:
     )
 
     def rows(find: Callable[[Record], Any]) -> list[tuple[str, str, Any, str]]:
-        found = [(cell["setting"], find(cell)) for cell in others]
+        values = [(cell["setting"], find(cell)) for cell in others]
         return [
-            (name, palette.colour(name), value, f"{interval(value)}" if value else NOTHING) for name, value in found
+            (name, palette.colour(name), value, f"{interval(value)}" if value else NOTHING) for name, value in values
         ]
 
     def of(task: str) -> Callable[[Record], Any]:
@@ -187,7 +189,7 @@ def by_task(cells: Sequence[Record], palette: Palette) -> Bars | None:
 
 def acceptance(cells: Sequence[Record], palette: Palette) -> Figure | None:
     """Share of drafted tokens that were accepted, by depth, for each drafter of each setting."""
-    lines, table = [], Table(("setting, drafter", "position", "proposed", "accepted", "share"))
+    lines, table = [], PlotTable(("setting, drafter", "position", "proposed", "accepted", "share"))
     for cell in cells:
         for number, drafter in enumerate(cell["drafters"]):
             kept = [p for p in drafter["positions"] if p["proposed"]]
@@ -200,7 +202,9 @@ def acceptance(cells: Sequence[Record], palette: Palette) -> Figure | None:
             points = [(p["position"], p["accepted"] / p["proposed"]) for p in kept]
             few = frozenset(i for i, p in enumerate(kept) if p["proposed"] < FEW)
             dash = palette.dash(cell["setting"]) + number
-            lines.append(Line(name=name, colour=palette.colour(cell["setting"]), points=points, dash=dash, hollow=few))
+            lines.append(
+                PlotSeries(name=name, colour=palette.colour(cell["setting"]), points=points, dash=dash, hollow=few)
+            )
             table.rows += [
                 (
                     name,
@@ -215,7 +219,7 @@ def acceptance(cells: Sequence[Record], palette: Palette) -> Figure | None:
     return figure("Acceptance by position", lines, axes, table, f"Hollow: fewer than {FEW} drafted tokens.")
 
 
-def _whole(lines: Sequence[Line]) -> list[float]:
+def _whole(lines: Sequence[PlotSeries]) -> list[float]:
     """Marks at whole numbers, eight at most."""
     places = sorted({point[0] for line in lines for point in line.points})
     if not places:
@@ -225,7 +229,7 @@ def _whole(lines: Sequence[Line]) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class TimeBar:
     """Where a setting's time went: (part, colour, percent, milliseconds a token)."""
 
     name: str
@@ -234,9 +238,9 @@ class Split:
     parts: Sequence[tuple[str, str, float, str]]
 
 
-def time_split(cells: Sequence[Record], palette: Palette) -> list[Split]:
+def time_split(cells: Sequence[Record], palette: Palette) -> list[TimeBar]:
     """A stacked bar per setting; none where nothing was decoded."""
-    found = []
+    bars = []
     for cell in cells:
         times = {part: cell["time_split"][part] for part in PARTS}
         total = sum(times.values())
@@ -248,8 +252,8 @@ def time_split(cells: Sequence[Record], palette: Palette) -> list[Split]:
             for p, s in times.items()
         ]
         text = f"{milliseconds(total / tokens)} ms a token" if tokens else "no token"
-        found.append(Split(name=cell["setting"], colour=palette.colour(cell["setting"]), text=text, parts=parts))
-    return found
+        bars.append(TimeBar(name=cell["setting"], colour=palette.colour(cell["setting"]), text=text, parts=parts))
+    return bars
 
 
 def limits(cells: Sequence[Record], palette: Palette) -> Bars | None:
@@ -272,28 +276,32 @@ def limits(cells: Sequence[Record], palette: Palette) -> Bars | None:
 
 def inter_token(cells: Sequence[Record], palette: Palette) -> Figure | None:
     """Histogram of the times between tokens."""
-    found = [(cell, cell["latency_histogram"], cell["inter_token_latency"]) for cell in cells if cell["comparable"]]
-    return _histogram("Inter-token latency", found, palette)
+    histograms = [
+        (cell, cell["latency_histogram"], cell["inter_token_latency"]) for cell in cells if cell["comparable"]
+    ]
+    return _histogram("Inter-token latency", histograms, palette)
 
 
 def first_token(cells: Sequence[Record], palette: Palette) -> Figure | None:
     """Histogram of the times to the first token."""
-    found = []
+    histograms = []
     for cell in cells:
         times = [row["time_to_first_token"] for row in cell["rows"] if row["time_to_first_token"] and not row["error"]]
         if cell["comparable"] and times:
-            found.append((cell, histogram(times), cell["time_to_first_token"]))
-    return _histogram("Time to first token", found, palette)
+            histograms.append((cell, histogram(times), cell["time_to_first_token"]))
+    return _histogram("Time to first token", histograms, palette)
 
 
-def _histogram(title: str, found: Sequence[tuple[Record, Record, Record]], palette: Palette) -> Figure | None:
-    lines, table = [], Table(("setting", "p50 ms", "p90 ms", "p99 ms", "mean ms", "count"))
-    for cell, counts, quantiles in found:
+def _histogram(title: str, histograms: Sequence[tuple[Record, Record, Record]], palette: Palette) -> Figure | None:
+    lines, table = [], PlotTable(("setting", "p50 ms", "p90 ms", "p99 ms", "mean ms", "count"))
+    for cell, counts, quantiles in histograms:
         total = sum(counts["counts"])
         heights = [count / total for count in counts["counts"]] if total else []
         points = [(1000 * edge, height) for edge, height in zip(counts["edges"], [*heights, 0.0], strict=False)]
         name = cell["setting"]
-        lines.append(Line(name=name, colour=palette.colour(name), points=points, dash=palette.dash(name), steps=True))
+        lines.append(
+            PlotSeries(name=name, colour=palette.colour(name), points=points, dash=palette.dash(name), steps=True)
+        )
         figures = [milliseconds(quantiles[key]) for key in ("p50", "p90", "p99", "mean")]
         table.rows.append((name, *figures, str(quantiles["count"])))
     axes = Axis(label="milliseconds", log=True), Axis(label="share", low=0, show=percent)
@@ -305,11 +313,11 @@ def batches(cells: Sequence[Record], palette: Palette) -> Figure | None:
     sizes = sorted({cell["batch"] for cell in cells})
     if len(sizes) < 2:
         return None
-    lines, table = [], Table(("setting", "batch", "tokens/s [95 %]"))
+    lines, table = [], PlotTable(("setting", "batch", "tokens/s [95 %]"))
     for name in dict.fromkeys(cell["setting"] for cell in cells):
         mine = [cell for cell in cells if cell["setting"] == name and cell["tokens_per_second"]]
         points = [(c["batch"], *_with_ends(c["tokens_per_second"])) for c in mine]
-        lines.append(Line(name=name, colour=palette.colour(name), points=points, dash=palette.dash(name)))
+        lines.append(PlotSeries(name=name, colour=palette.colour(name), points=points, dash=palette.dash(name)))
         table.rows += [(name, str(c["batch"]), interval(c["tokens_per_second"], 0)) for c in mine]
     axes = Axis(label="batch size", log=True, ticks=sizes), Axis(label="tokens/s", low=0, show=short)
     return figure("Tokens per second by batch size", lines, axes, table)
@@ -317,26 +325,26 @@ def batches(cells: Sequence[Record], palette: Palette) -> Figure | None:
 
 def load(runs: Sequence[Record], palette: Palette) -> list[Figure]:
     """Latency, time to first token and throughput against the rate of one trace; medians of the repeats."""
-    found = [
+    plots = [
         _load("Latency by arrival rate, median and 99th percentile", runs, palette, "latency", ("p50", "p99")),
         _load("Time to first token by arrival rate", runs, palette, "time_to_first_token", ("p50", "p99")),
         _load("Tokens per second by arrival rate", runs, palette, "tokens_per_second", ("",)),
     ]
-    return [figure for figure in found if figure is not None]
+    return [figure for figure in plots if figure is not None]
 
 
 def _load(title: str, runs: Sequence[Record], palette: Palette, key: str, quantiles: Sequence[str]) -> Figure | None:
     rates = sorted({run["rate"] for run in runs})
-    lines, table = [], Table(("setting", "rate", "tokens/s" if key == "tokens_per_second" else "seconds"))
+    lines, table = [], PlotTable(("setting", "rate", "tokens/s" if key == "tokens_per_second" else "seconds"))
     for name in dict.fromkeys(run["setting"] for run in runs):
         for number, quantile in enumerate(quantiles):
             points = []
             for rate in rates:
                 mine = [run[key] for run in runs if run["setting"] == name and run["rate"] == rate]
-                values = [v for v in (one[quantile] if quantile else one for one in mine) if v is not None]
+                values = [v for v in (record[quantile] if quantile else record for record in mine) if v is not None]
                 points += [(rate, median(values))] if values else []
             full = f"{name}, {quantile}" if quantile else name
-            lines.append(Line(name=full, colour=palette.colour(name), points=points, dash=number))
+            lines.append(PlotSeries(name=full, colour=palette.colour(name), points=points, dash=number))
             table.rows += [(full, f"{rate:g}", f"{value:.3g}") for rate, value in points]
     y = Axis(label="tokens/s", low=0, show=short) if key == "tokens_per_second" else Axis(label="seconds", log=True)
     return figure(
@@ -352,15 +360,15 @@ def short(value: float) -> str:
 def against(cells: Sequence[Record], peers: Sequence[Record], palette: Palette) -> Bars | None:
     """Tokens per second of our settings and of every peer at one workload and batch size."""
 
-    def row(name: str, colour: str, one: Record) -> tuple[str, str, Any, str]:
+    def row(name: str, colour: str, record: Record) -> tuple[str, str, Any, str]:
         text = (
-            interval(one["tokens_per_second"], 0)
-            if one["tokens_per_second"]
+            interval(record["tokens_per_second"], 0)
+            if record["tokens_per_second"]
             else "failed"
-            if one["comparable"]
+            if record["comparable"]
             else "withheld"
         )
-        return name, colour, one["tokens_per_second"], text
+        return name, colour, record["tokens_per_second"], text
 
     ours = [row(cell["setting"], palette.colour(cell["setting"]), cell) for cell in cells]
     theirs = [row(f"{peer['name']} {peer['setting']}", "--t-verify", peer) for peer in peers]

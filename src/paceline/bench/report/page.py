@@ -91,12 +91,12 @@ def _row(cell: Record, claimed: Record | None) -> dict[str, Any]:
     gain, between, memory = cell["speedup"], cell["inter_token_latency"], cell["memory"]
     peak = memory["cuda_peak_bytes"] or memory["rss_peak_bytes"]
     rate = None if claimed is None else claimed["greedy" if cell["temperature"] == 0 else "sampled"]
-    own = cell["equality"]["mode"] == "baseline"
+    is_baseline = cell["equality"]["mode"] == "baseline"
     words = [
         interval(cell["tokens_per_second"], 0),
-        NOTHING if own else interval(gain) if cell["comparable"] else "withheld",
+        NOTHING if is_baseline else interval(gain) if cell["comparable"] else "withheld",
         f"{cell['mean_acceptance_length']:.2f}",
-        NOTHING if own else rate or NOTHING,
+        NOTHING if is_baseline else rate or NOTHING,
         same(cell["equality"]),
         milliseconds(cell["time_to_first_token"]["p50"]),
         f"{milliseconds(between['p50'])} / {milliseconds(between['p99'])}",
@@ -104,13 +104,15 @@ def _row(cell: Record, claimed: Record | None) -> dict[str, Any]:
         NOTHING if peak is None else size(peak),
         f"{cell['failed']} of {cell['prompts']}" if cell["failed"] else "0",
     ]
-    verdict = "" if own or gain is None or not rates_differ(**gain) else "faster" if gain["low"] > 1 else "slower"
+    verdict = (
+        "" if is_baseline or gain is None or not rates_differ(**gain) else "faster" if gain["low"] > 1 else "slower"
+    )
     bad = not cell["comparable"]
     return {"name": cell["setting"], "words": words, "verdict": verdict, "bad": bad, "failed": bool(cell["failed"])}
 
 
 def size(count: float) -> str:
-    """Bytes in words."""
+    """Write a number of bytes in words."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
@@ -153,31 +155,31 @@ PEER_COLUMNS = (
 
 
 def warnings(document: Record) -> list[str]:
-    """What the reader must know first."""
-    found = []
+    """List what the reader must know first: interruptions, failures, differences."""
+    lines = []
     if document["interrupted"]:
-        found.append("This run was interrupted: the figures are of what was done until then.")
+        lines.append("This run was interrupted: the figures are of what was done until then.")
     if not document["cells"] and not document["load"]:
-        found.append("Nothing was measured.")
+        lines.append("Nothing was measured.")
     if document["model"]["random"]:
-        found.append("The weights are random: speeds mean something, texts and acceptance do not.")
-    for one in (*document["cells"], *document["peers"]):
-        if one["reason"] is not None:
-            found.append(f"No speed for {_who(one)} on {place_name(one)}: {one['reason']}")
-    return found
+        lines.append("The weights are random: speeds mean something, texts and acceptance do not.")
+    for record in (*document["cells"], *document["peers"]):
+        if record["reason"] is not None:
+            lines.append(f"No speed for {_who(record)} on {place_name(record)}: {record['reason']}")
+    return lines
 
 
-def _who(one: Record) -> str:
+def _who(record: Record) -> str:
     """A setting of ours, or a peer with its own."""
-    return f"{one['name']} {one['setting']}" if "name" in one else str(one["setting"])
+    return f"{record['name']} {record['setting']}" if "name" in record else str(record["setting"])
 
 
 def failures(document: Record) -> list[list[str]]:
     """Distinct failures: who, where, prompt, error and how often."""
     counts = Counter[tuple[str, ...]]()
-    for one in (*document["cells"], *document["peers"]):
-        prompts = ((f"{row['prompt']}, turn {row['turn'] + 1}", row["error"]) for row in one["rows"])
-        counts.update((_who(one), place_name(one), *prompt) for prompt in prompts if prompt[-1])
+    for record in (*document["cells"], *document["peers"]):
+        prompts = ((f"{row['prompt']}, turn {row['turn'] + 1}", row["error"]) for row in record["rows"])
+        counts.update((_who(record), place_name(record), *prompt) for prompt in prompts if prompt[-1])
     for run in document["load"]:
         requests = ((f"request {number}", row["error"]) for number, row in enumerate(run["rows"], 1))
         place = f"{run['workload']}, rate {run['rate']:g}"
@@ -187,9 +189,9 @@ def failures(document: Record) -> list[list[str]]:
 
 def differences(document: Record) -> list[list[str]]:
     """First differences of outputs from plain decoding's, each once however many repeats show it."""
-    found = Counter[tuple[str, ...]]()
-    for one in (*document["cells"], *document["peers"]):
-        for d in one["equality"]["differences"] if one["equality"] is not None else ():
+    counts = Counter[tuple[str, ...]]()
+    for record in (*document["cells"], *document["peers"]):
+        for d in record["equality"]["differences"] if record["equality"] is not None else ():
             tokens = f"{_token(d['baseline_token'])} / {_token(d['token'])}"
             gap = f"{d['gap']:.3g} / {d['epsilon']:.3g}"
             where = (
@@ -199,8 +201,8 @@ def differences(document: Record) -> list[list[str]]:
                 gap,
                 "yes" if d["near_tie"] else "no",
             )
-            found[(_who(one), place_name(one), *where)] += 1
-    return [[*key, str(count)] for key, count in sorted(found.items(), key=lambda item: item[0][6])]
+            counts[(_who(record), place_name(record), *where)] += 1
+    return [[*key, str(count)] for key, count in sorted(counts.items(), key=lambda item: item[0][6])]
 
 
 def _token(token: int | None) -> str:
@@ -209,19 +211,19 @@ def _token(token: int | None) -> str:
 
 def facts(document: Record) -> list[tuple[str, str]]:
     """Provenance: (what, value)."""
-    made, model, options = document["provenance"], document["model"], document["options"]
-    machine = made["machine"]
-    packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
+    provenance, model, options = document["provenance"], document["model"], document["options"]
+    machine = provenance["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in provenance["packages"].items())
     works = "; ".join(
         f"{w['name']} ({w['format']}, {w['source']}): {w['conversations']} conversations" for w in document["workloads"]
     )
     sampling = (
-        f"seed {made['seed']}, at most {options['max_tokens']} "
+        f"seed {provenance['seed']}, at most {options['max_tokens']} "
         f"tokens{', end tokens ignored' if options['ignore_eos'] else ''}"
     )
     return [
-        ("command", made["command"]),
-        ("date", made["date"]),
+        ("command", provenance["command"]),
+        ("date", provenance["date"]),
         (
             "processor",
             f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, {machine['capability']}",
@@ -230,7 +232,7 @@ def facts(document: Record) -> list[tuple[str, str]]:
         ("memory", size(machine["memory_bytes"])),
         ("bandwidth", _bandwidth(document["bandwidth"])),
         ("system", machine["system"]),
-        ("versions", f"paceline {made['paceline']}, Python {made['python']}, {packages}"),
+        ("versions", f"paceline {provenance['paceline']}, Python {provenance['python']}, {packages}"),
         (
             "model",
             f"{model['name']}: {model['family']}, {model['num_layers']} layers, {model['vocab_size']} tokens",
@@ -244,8 +246,8 @@ def facts(document: Record) -> list[tuple[str, str]]:
     ]
 
 
-def _bandwidth(found: Record | None) -> str:
-    return NOTHING if found is None else f"{found['bytes_per_second'] / 1e9:.1f} GB/s ({found['method']})"
+def _bandwidth(bandwidth: Record | None) -> str:
+    return NOTHING if bandwidth is None else f"{bandwidth['bytes_per_second'] / 1e9:.1f} GB/s ({bandwidth['method']})"
 
 
 def _cache(model: Record) -> str:
@@ -256,13 +258,13 @@ def _cache(model: Record) -> str:
 def _energy(document: Record) -> list[tuple[str, str]]:
     """What a token took with every setting, at its first workload and batch size, or why that is not known; nothing
     where no cell was measured."""
-    found: dict[str, Record] = {}
+    by_setting: dict[str, Record] = {}
     for cell in document["cells"]:
         if cell["energy"]["joules_per_token"] is not None:
-            found.setdefault(cell["setting"], cell["energy"])
-    if found:
-        each = ", ".join(f"{name} {energy['joules_per_token']:.3g}" for name, energy in found.items())
-        return [("energy", f"joules a token ({next(iter(found.values()))['source']}): {each}")]
+            by_setting.setdefault(cell["setting"], cell["energy"])
+    if by_setting:
+        each = ", ".join(f"{name} {energy['joules_per_token']:.3g}" for name, energy in by_setting.items())
+        return [("energy", f"joules a token ({next(iter(by_setting.values()))['source']}): {each}")]
     reasons = [cell["energy"]["reason"] for cell in document["cells"]]
     return [("energy", f"not measured: {reasons[0] or 'no meter'}")] if reasons else []
 
@@ -290,7 +292,7 @@ def report_html(document: Record) -> str:
 
 
 def view(document: Record) -> dict[str, Any]:
-    """What the template shows."""
+    """Collect what the template of the page shows."""
     palette = figures.Palette(document["baseline"], [setting["name"] for setting in document["settings"]])
     places = list(_places(document, palette))
     traces = list(dict.fromkeys(run["workload"] for run in document["load"]))
@@ -311,7 +313,9 @@ def view(document: Record) -> dict[str, Any]:
         "differences": differences(document),
         "most": MOST_ROWS,
         "enough": ENOUGH,
-        "skipped": [(one["name"], one["why"]) for one in (*document["skipped"], *document["peers_skipped"])],
+        "skipped": [
+            (skipped["name"], skipped["why"]) for skipped in (*document["skipped"], *document["peers_skipped"])
+        ],
         "facts": facts(document),
         "definitions": DEFINITIONS,
         "parts": figures.PARTS,
@@ -329,7 +333,7 @@ def _setup(document: Record) -> str:
 
 def _key_figures(document: Record) -> list[tuple[str, str, str]]:
     """(what, value, small print): the best setting of the first place, and how sure everything is."""
-    found: list[tuple[str, str, str]] = []
+    key_figures: list[tuple[str, str, str]] = []
     cells = document["cells"]
     first = [cell for cell in cells if place_name(cell) == place_name(cells[0])] if cells else []
     plain = next((cell for cell in first if cell["setting"] == document["baseline"]), None)
@@ -339,18 +343,18 @@ def _key_figures(document: Record) -> list[tuple[str, str, str]]:
         if cell is not plain and cell["speedup"] is not None and cell["setting"] not in _dials(document)
     ]
     if others:
-        found += _best(others)
+        key_figures += _best(others)
     if plain is not None and plain["tokens_per_second"] is not None:
-        found.append(("Plain tokens/s", f"{plain['tokens_per_second']['value']:.0f}", f"batch {plain['batch']}"))
+        key_figures.append(("Plain tokens/s", f"{plain['tokens_per_second']['value']:.0f}", f"batch {plain['batch']}"))
     compared = [cell["equality"] for cell in cells if cell["equality"]["mode"] == "tokens"]
     if compared:
         equal, ties = sum(e["identical"] for e in compared), sum(e["near_ties"] for e in compared)
         total = sum(e["compared"] for e in compared)
-        found.append(("Outputs equal", f"{equal} of {total}", f"{ties} near ties" if ties else ""))
+        key_figures.append(("Outputs equal", f"{equal} of {total}", f"{ties} near ties" if ties else ""))
     if cells:
         prompts, failed = sum(cell["prompts"] for cell in cells), sum(cell["failed"] for cell in cells)
-        found.append(("Failed", f"{failed} of {prompts}", ""))
-    return found
+        key_figures.append(("Failed", f"{failed} of {prompts}", ""))
+    return key_figures
 
 
 def _best(others: Sequence[Record]) -> list[tuple[str, str, str]]:
@@ -383,7 +387,7 @@ def _places(document: Record, palette: figures.Palette) -> Iterator[dict[str, An
         yield {
             "name": name,
             "rows": [row | {"colour": palette.colour(row["name"])} for row in headline(document, cells)],
-            "bars": [one for one in (figures.by_task(cells, palette), figures.limits(cells, palette)) if one],
+            "bars": [bars for bars in (figures.by_task(cells, palette), figures.limits(cells, palette)) if bars],
             "plots": _present(
                 figures.acceptance(cells, palette),
                 figures.inter_token(cells, palette),
@@ -394,8 +398,8 @@ def _places(document: Record, palette: figures.Palette) -> Iterator[dict[str, An
         }
 
 
-def _present(*found: figures.Figure | None) -> Sequence[figures.Figure]:
-    return [one for one in found if one is not None]
+def _present(*figures_or_none: figures.Figure | None) -> Sequence[figures.Figure]:
+    return [figure for figure in figures_or_none if figure is not None]
 
 
 def _sweeps(document: Record, palette: figures.Palette) -> Iterator[tuple[str, figures.Figure]]:

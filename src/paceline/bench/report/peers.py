@@ -32,21 +32,21 @@ def peer_ratio(ours: Record, theirs: Record) -> Estimate | None:
     return bootstrap([columns[0] / columns[1]], median_ratio)
 
 
-def _rates(found: Record) -> dict[int, list[float]]:
+def _rates(record: Record) -> dict[int, list[float]]:
     """Tokens per second by group, a value per repeat; 0 where a prompt of it failed."""
     tokens: dict[tuple[int, int], float] = {}
     seconds: dict[tuple[int, int], float] = {}
-    for row in found["rows"]:
+    for row in record["rows"]:
         key = row["group"], row["repeat"]
         tokens[key] = tokens.get(key, 0.0) + row["tokens"] if not row["error"] else -np.inf
         seconds[key] = row["seconds"]
-    made: dict[int, list[float]] = {}
+    rates: dict[int, list[float]] = {}
     for (group, repeat), count in sorted(tokens.items()):
-        made.setdefault(group, []).append(max(0.0, count) / seconds[group, repeat] if seconds[group, repeat] else 0.0)
-    return made
+        rates.setdefault(group, []).append(max(0.0, count) / seconds[group, repeat] if seconds[group, repeat] else 0.0)
+    return rates
 
 
-def fastest_setting(found: Sequence[Record]) -> Record | None:
+def fastest_setting(records: Sequence[Record]) -> Record | None:
     """The one with the highest tokens per second, of those that have a speed."""
-    known = [one for one in found if one["tokens_per_second"] is not None]
-    return max(known, key=lambda one: float(one["tokens_per_second"]["value"]), default=None)
+    known = [record for record in records if record["tokens_per_second"] is not None]
+    return max(known, key=lambda record: float(record["tokens_per_second"]["value"]), default=None)

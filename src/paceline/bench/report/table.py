@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.report.compare import ComparedLine, Comparison
 
-Cell = Mapping[str, Any]
+Record = Mapping[str, Any]
 NOTHING = "-"
 NARROW = 76
 """Below so many columns no figure is kept in one line, for then the last columns would be cut off."""
@@ -45,16 +45,16 @@ def length(tokens: float | None) -> str:
     return NOTHING if tokens is None else f"{tokens:.2f}"
 
 
-def place_name(cell: Cell) -> str:
+def place_name(cell: Record) -> str:
     """Workload, temperature, batch."""
     return f"{cell['workload']}, temperature {cell['temperature']:g}, batch {cell['batch']}"
 
 
-def grouped(found: Iterable[Cell], name: Callable[[Cell], str]) -> dict[str, list[Cell]]:
+def grouped(cells: Iterable[Record], name: Callable[[Record], str]) -> dict[str, list[Record]]:
     """Name -> those that have it, in their order."""
-    groups: dict[str, list[Cell]] = {}
-    for one in found:
-        groups.setdefault(name(one), []).append(one)
+    groups: dict[str, list[Record]] = {}
+    for cell in cells:
+        groups.setdefault(name(cell), []).append(cell)
     return groups
 
 
@@ -64,8 +64,8 @@ def document_tables(document: Mapping[str, Any], width: int = 80) -> Iterator[Ta
     Args:
         width: of the terminal, in columns.
     """
-    for one in _tables(document):
-        yield _fitted(one, width)
+    for table in _tables(document):
+        yield _fitted(table, width)
 
 
 def _fitted(table: Table, width: int) -> Table:
@@ -92,23 +92,23 @@ def new_table(title: str, columns: Sequence[str], whole: Sequence[str] = ()) -> 
     from rich import box
     from rich.table import Table
 
-    made = Table(
+    table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True
     )
     for number, column in enumerate(columns):
         least = None if number else 10
         side: Any = "right" if number else "left"
-        made.add_column(column, justify=side, overflow="fold", min_width=least, no_wrap=column in whole)
-    return made
+        table.add_column(column, justify=side, overflow="fold", min_width=least, no_wrap=column in whole)
+    return table
 
 
-def _settings(title: str, cells: Sequence[Cell]) -> Table:
+def _settings(title: str, cells: Sequence[Record]) -> Table:
     speed, between = "speed-up\n[95 %]", "ITL ms\np50/p99"
     columns = ("setting", "tokens\n/s", speed, "mean\nlength", "TTFT\nms", between, "limit", "same")
-    made = new_table(title, columns, (speed, between))
+    table = new_table(title, columns, (speed, between))
     for cell in cells:
         latency, rate = cell["inter_token_latency"], cell["tokens_per_second"]
-        made.add_row(
+        table.add_row(
             cell["setting"],
             NOTHING if rate is None else f"{rate['value']:.0f}",
             _speedup(cell),
@@ -119,16 +119,16 @@ def _settings(title: str, cells: Sequence[Cell]) -> Table:
             _outcome(cell),
             style=None if cell["comparable"] else "red",
         )
-    return made
+    return table
 
 
-def _speedup(cell: Cell) -> str:
+def _speedup(cell: Record) -> str:
     if cell["comparable"]:
         return interval(cell["speedup"])
     return "outputs differ" if cell["failed"] < cell["prompts"] else "failed"
 
 
-def _outcome(cell: Cell) -> str:
+def _outcome(cell: Record) -> str:
     """Whether outputs are identical, and how many prompts failed."""
     equal = NOTHING if cell["equality"] is None else same(cell["equality"])
     return f"{equal}\n{cell['failed']} of {cell['prompts']} failed" if cell["failed"] else equal
@@ -146,7 +146,7 @@ def same(equality: Mapping[str, Any]) -> str:
     return f"{differ} (near ties)" if equality["allowed"] and equality["mode"] == "tokens" else differ
 
 
-def _by_task(title: str, cells: Sequence[Cell]) -> Iterator[Table]:
+def _by_task(title: str, cells: Sequence[Record]) -> Iterator[Table]:
     """Settings by task, a few tasks a table; a star marks a speed-up that differs from 1."""
     tasks = (
         [i for i, _ in enumerate(cells[0]["tasks"]) if any(cell["tasks"][i]["speedup"] for cell in cells)]
@@ -156,10 +156,10 @@ def _by_task(title: str, cells: Sequence[Cell]) -> Iterator[Table]:
     for start in range(0, len(tasks), TASKS) if len(tasks) > 1 else ():
         part = tasks[start : start + TASKS]
         names = [f"{task['task']}\n({task['prompts']})" for task in (cells[0]["tasks"][index] for index in part)]
-        made = new_table(title, ("setting", *names))
+        table = new_table(title, ("setting", *names))
         for cell in cells:
-            made.add_row(cell["setting"], *(starred(cell["tasks"][index]["speedup"]) for index in part))
-        yield made
+            table.add_row(cell["setting"], *(starred(cell["tasks"][index]["speedup"]) for index in part))
+        yield table
 
 
 def starred(estimate: Mapping[str, Any] | None) -> str:
@@ -173,12 +173,12 @@ def _load(title: str, runs: Sequence[Mapping[str, Any]]) -> Table:
     from statistics import median
 
     latency, first = "latency s\np50/p90/p99", "TTFT s\np50/p99"
-    made = new_table(
+    table = new_table(
         title, ("setting", "tokens\n/s", latency, first, "ITL ms\np50", "mean\nlength", "failed"), (latency, first)
     )
     groups = grouped(runs, lambda run: str(run["setting"]))
 
-    def mid(group: list[Cell], name: str, key: str) -> float | None:
+    def mid(group: list[Record], name: str, key: str) -> float | None:
         values = [run[name][key] for run in group if run[name][key] is not None]
         return median(values) if values else None
 
@@ -186,7 +186,7 @@ def _load(title: str, runs: Sequence[Mapping[str, Any]]) -> Table:
         return NOTHING if value is None else f"{float(f'{value:.2g}'):g}"
 
     for setting, group in groups.items():
-        made.add_row(
+        table.add_row(
             setting,
             f"{median(run['tokens_per_second'] for run in group):.0f}",
             "/".join(seconds(mid(group, "latency", key)) for key in ("p50", "p90", "p99")),
@@ -195,17 +195,17 @@ def _load(title: str, runs: Sequence[Mapping[str, Any]]) -> Table:
             f"{median(run['mean_acceptance_length'] for run in group):.2f}",
             str(max(run["failed"] for run in group)),
         )
-    return made
+    return table
 
 
 def _peers(title: str, peers: Sequence[Mapping[str, Any]]) -> Table:
     ratio = "over our plain\n[95 %]"
-    made = new_table(
+    table = new_table(
         title, ("engine, method", "dtype", "tokens\n/s", ratio, "mean\nlength", "same", "equal\ntokens"), (ratio,)
     )
     for peer in peers:
         rate = peer["tokens_per_second"]
-        made.add_row(
+        table.add_row(
             f"{peer['name']} {peer['setting']}",
             peer["precision"] or NOTHING,
             NOTHING if rate is None else f"{rate['value']:.0f}",
@@ -214,7 +214,7 @@ def _peers(title: str, peers: Sequence[Mapping[str, Any]]) -> Table:
             _outcome(peer),
             percent(peer["equal_share"]),
         )
-    return made
+    return table
 
 
 def document_remarks(document: Mapping[str, Any]) -> Iterator[str]:
@@ -252,7 +252,7 @@ def document_remarks(document: Mapping[str, Any]) -> Iterator[str]:
         yield "interrupted: the figures are of what was done until then."
 
 
-def _remarks_on(cell: Cell) -> Iterator[str]:
+def _remarks_on(cell: Record) -> Iterator[str]:
     """Why a cell has no speed, what failed in it, and its notes."""
     place = f"{cell['setting']} on {place_name(cell)}"
     if cell["reason"] is not None:
@@ -281,23 +281,23 @@ def _trouble(peer: Mapping[str, Any]) -> Iterator[str]:
         yield f"{peer['failed']} of {peer['prompts']} prompts failed for {place}, first: {first}"
 
 
-def comparison_table(found: Comparison, width: int = 80) -> Iterator[Table]:
+def comparison_table(comparison: Comparison, width: int = 80) -> Iterator[Table]:
     """B against A: a table per workload, temperature and batch size.
 
     A star marks what is significant after the correction.
     """
     places: dict[tuple[str, float, int], list[ComparedLine]] = {}
-    for line in found.lines:
+    for line in comparison.lines:
         _, workload, temperature, batch = line.key
         places.setdefault((workload, temperature, batch), []).append(line)
     speed, gain = "tokens/s\n[95 %]", "speed-up over plain\n[95 %]"
     for (workload, temperature, batch), lines in places.items():
         title = f"B over A: {workload}, temperature {temperature:g}, batch {batch}"
-        made = new_table(title, ("setting", "prompts", speed, gain), (speed, gain))
+        table = new_table(title, ("setting", "prompts", speed, gain), (speed, gain))
         for line in lines:
             figures = []
             for estimate, significant in ((line.speed, line.speed_significant), (line.gain, line.gain_significant)):
                 text = interval(None if estimate is None else estimate.to_dict(), 3)
                 figures.append(f"{text}{' *' if significant else ''}")
-            made.add_row(line.key[0], str(line.prompts), *figures)
-        yield _fitted(made, width)
+            table.add_row(line.key[0], str(line.prompts), *figures)
+        yield _fitted(table, width)

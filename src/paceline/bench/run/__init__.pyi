@@ -11,13 +11,13 @@ from .harness import Peers as Peers
 from .harness import Progress as Progress
 from .load import load_sweep as load_sweep
 from .measures import quantiles as quantiles
-from .records import Cell as Cell
+from .records import BenchPrompt as BenchPrompt
+from .records import MeasuredCell as MeasuredCell
 from .records import Options as Options
-from .records import Piece as Piece
-from .records import Run as Run
+from .records import TimedRun as TimedRun
 from .records import waking as waking
 from .settings import DIAL as DIAL
-from .settings import Setting as Setting
+from .settings import BenchSetting as BenchSetting
 from .settings import default_settings as default_settings
 from .settings import dial_registered as dial_registered
 from .settings import dial_settings as dial_settings

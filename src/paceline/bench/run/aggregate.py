@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from paceline.bench.run.measures import histogram, quantiles
-from paceline.bench.run.records import Cell, Piece, Run, seed_of
+from paceline.bench.run.records import BenchPrompt, MeasuredCell, TimedRun, seed_of
 from paceline.models import Runner
 from paceline.utils import stats
 from paceline.verify import Pair, baseline_pairs, compare_pairs
@@ -24,7 +24,7 @@ Matrices = tuple[stats.FloatArray, stats.FloatArray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What figures need besides the runs.
+    """Holds what figures need besides the runs.
 
     Attributes:
         runner: for near ties. seed: of the run.
@@ -40,30 +40,30 @@ class Surroundings:
     rss_scope: str
 
 
-def cells(found: Sequence[Cell], around: Surroundings) -> list[dict[str, Any]]:
+def cells(measured: Sequence[MeasuredCell], around: Surroundings) -> list[dict[str, Any]]:
     """The document's cells, each compared with the baseline of its workload, temperature and batch size."""
-    made = []
-    for cell in found:
-        base = next(b for b in found if b.setting.config is None and _place(b) == _place(cell))
-        made.append(_cell(cell, base, around))
-    return made
+    records = []
+    for cell in measured:
+        base = next(b for b in measured if b.setting.config is None and _place(b) == _place(cell))
+        records.append(_cell(cell, base, around))
+    return records
 
 
-def _place(cell: Cell) -> tuple[str, float, int]:
+def _place(cell: MeasuredCell) -> tuple[str, float, int]:
     return cell.workload, cell.temperature, cell.batch
 
 
-def _cell(cell: Cell, base: Cell, around: Surroundings) -> dict[str, Any]:
-    own = cell is base
+def _cell(cell: MeasuredCell, base: MeasuredCell, around: Surroundings) -> dict[str, Any]:
+    is_baseline = cell is base
     rows = [row for run in cell.runs for row in run.rows] + [_failure(piece) for piece in cell.failed]
     outputs = sum(output is not None for run in cell.runs for output in run.outputs)
     same = (
         None
-        if own
+        if is_baseline
         else compare_pairs(around.runner, output_pairs(base, cell, around.seed), cell.claimed, cell.temperature)
     )
     reason = why_withheld(None if same is None else same.reason, rows)
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "setting": cell.setting.name,
         "workload": cell.workload,
         "temperature": cell.temperature,
@@ -76,7 +76,7 @@ def _cell(cell: Cell, base: Cell, around: Surroundings) -> dict[str, Any]:
         "reason": reason,
     }
     return (
-        found
+        record
         | cell_speeds(base, cell, withheld=reason is not None)
         | _times(cell, rows, reason is None)
         | _work(cell, around)
@@ -95,7 +95,7 @@ def why_withheld(different: str | None, rows: Sequence[dict[str, Any]]) -> str |
     return different
 
 
-def _failure(piece: Piece) -> dict[str, Any]:
+def _failure(piece: BenchPrompt) -> dict[str, Any]:
     """The row of a prompt that nobody could decode."""
     counts = dict.fromkeys(("repeat", "group", "tokens", "steps", "drafts", "draft_tokens", "accepted_tokens"), 0)
     nothing = dict.fromkeys(("latency", "time_to_first_token", "finish_reason"))
@@ -103,13 +103,13 @@ def _failure(piece: Piece) -> dict[str, Any]:
     return {**who, "seconds": 0.0, **counts, **nothing}
 
 
-def _repeats(cell: Cell) -> int:
+def _repeats(cell: MeasuredCell) -> int:
     """Repeats that every group has."""
     counts = [sum(run.group == group for run in cell.runs) for group in range(len(cell.groups))]
     return min(counts, default=0)
 
 
-def output_pairs(base: Cell, cell: Cell, seed: int) -> Iterator[Pair]:
+def output_pairs(base: MeasuredCell, cell: MeasuredCell, seed: int) -> Iterator[Pair]:
     """Outputs of the baseline and of a setting for the same prompt in the same repeat; failures have none."""
     known = {(run.group, run.repeat): run for run in base.runs}
     for run in cell.runs:
@@ -120,19 +120,21 @@ def output_pairs(base: Cell, cell: Cell, seed: int) -> Iterator[Pair]:
                 yield Pair(piece.prompt, piece.turn, run.repeat, piece.token_ids, a, b, seed_of(piece, seed))
 
 
-def matrices(base: Cell, cell: Cell, keep: Callable[[Piece], bool] = lambda piece: True) -> tuple[Matrices, Matrices]:
+def matrices(
+    base: MeasuredCell, cell: MeasuredCell, keep: Callable[[BenchPrompt], bool] = lambda piece: True
+) -> tuple[Matrices, Matrices]:
     """((tokens, seconds) of the baseline, of the setting), each (groups, repeats), of measurements that both have.
 
     Only groups count whose pieces are all to be kept: the pieces of a batch share its seconds.
     After an interruption, groups without a whole first repeat are left out, and repeats that some group lacks.
     """
     groups = [i for i, group in enumerate(cell.groups) if all(keep(piece) for piece in group)]
-    runs = [{(run.group, run.repeat): run for run in one.runs} for one in (base, cell)]
+    runs = [{(run.group, run.repeat): run for run in each.runs} for each in (base, cell)]
     both = set(runs[0]) & set(runs[1])
     groups = [group for group in groups if (group, 0) in both]
     repeats = min((sum((group, repeat) in both for repeat in range(_most(cell))) for group in groups), default=0)
 
-    def table(which: dict[tuple[int, int], Run]) -> Matrices:
+    def table(which: dict[tuple[int, int], TimedRun]) -> Matrices:
         tokens = [[which[g, r].tokens for r in range(repeats)] for g in groups]
         seconds = [[which[g, r].seconds for r in range(repeats)] for g in groups]
         return np.array(tokens, float).reshape(len(groups), repeats), np.array(seconds, float).reshape(
@@ -142,25 +144,29 @@ def matrices(base: Cell, cell: Cell, keep: Callable[[Piece], bool] = lambda piec
     return table(runs[0]), table(runs[1])
 
 
-def _most(cell: Cell) -> int:
+def _most(cell: MeasuredCell) -> int:
     return 1 + max((run.repeat for run in cell.runs), default=-1)
 
 
 def cell_speeds(
-    base: Cell, cell: Cell, keep: Callable[[Piece], bool] = lambda piece: True, *, withheld: bool = False
+    base: MeasuredCell,
+    cell: MeasuredCell,
+    keep: Callable[[BenchPrompt], bool] = lambda piece: True,
+    *,
+    withheld: bool = False,
 ) -> dict[str, Any]:
     """The three speeds of a cell; None where they are withheld, or nothing was measured."""
     slow, fast = matrices(base, cell, keep)
     empty = withheld or not fast[0].size
-    found = {
+    estimates = {
         "tokens_per_second": None if empty else stats.tokens_per_second(*fast),
         "speedup": None if empty else stats.speedup(*slow, *fast),
         "speedup_total": None if empty else stats.speedup_total(*slow, *fast),
     }
-    return {name: None if one is None else one.to_dict() for name, one in found.items()}
+    return {name: None if estimate is None else estimate.to_dict() for name, estimate in estimates.items()}
 
 
-def _times(cell: Cell, rows: Sequence[dict[str, Any]], comparable: bool) -> dict[str, Any]:
+def _times(cell: MeasuredCell, rows: Sequence[dict[str, Any]], comparable: bool) -> dict[str, Any]:
     """Latencies; withheld like every speed where outputs differ."""
     good = [row for row in rows if not row["error"]] if comparable else []
     between = cell.totals.latencies if comparable else []
@@ -174,7 +180,7 @@ def _times(cell: Cell, rows: Sequence[dict[str, Any]], comparable: bool) -> dict
     }
 
 
-def _work(cell: Cell, around: Surroundings) -> dict[str, Any]:
+def _work(cell: MeasuredCell, around: Surroundings) -> dict[str, Any]:
     totals, tokens = cell.totals, sum(run.tokens for run in cell.runs)
     joules = cell.joules
     return {
@@ -194,18 +200,18 @@ def _work(cell: Cell, around: Surroundings) -> dict[str, Any]:
     }
 
 
-def figures_by_task(base: Cell, cell: Cell, reason: str | None) -> dict[str, Any]:
+def figures_by_task(base: MeasuredCell, cell: MeasuredCell, reason: str | None) -> dict[str, Any]:
     """Figures by task; speeds only of batches of one task, since mixed batches tell nothing about any of them."""
     everything = [piece for group in cell.groups for piece in group] + cell.failed
     task_of = {(piece.prompt, piece.turn): piece.task for piece in everything}
-    made = []
+    records = []
     for task in sorted(set(task_of.values())):
         mine = [row for run in cell.runs for row in run.rows if task_of[row["prompt"], row["turn"]] == task]
         lost = {(row["prompt"], row["turn"]) for row in mine if row["error"]}
         lost |= {(piece.prompt, piece.turn) for piece in cell.failed if piece.task == task}
         fast = cell_speeds(base, cell, lambda piece, task=task: piece.task == task, withheld=reason is not None)  # type: ignore[misc]
         steps, accepted = sum(row["steps"] for row in mine), sum(row["accepted_tokens"] for row in mine)
-        made.append(
+        records.append(
             {
                 "task": task,
                 "prompts": sum(piece.task == task for piece in everything),
@@ -215,4 +221,4 @@ def figures_by_task(base: Cell, cell: Cell, reason: str | None) -> dict[str, Any
                 "mean_acceptance_length": 1.0 + accepted / steps if steps else 1.0,
             }
         )
-    return {"tasks": made}
+    return {"tasks": records}

@@ -26,8 +26,8 @@ DOCUMENT_FORMAT, VERSION = "paceline-bench", 1
 def schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) that ships with the package."""
     text = (files("paceline") / "bench" / "run" / "document.schema.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    schema_document: dict[str, Any] = json.loads(text)
+    return schema_document
 
 
 def check_document(document: object, name: str = "the document") -> None:
@@ -51,7 +51,7 @@ def load_document(path: Path) -> dict[str, Any]:
         ConfigError: a file that cannot be read, no JSON, a key given twice, another version, or something else.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once(repr(str(path))))
+        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once(repr(str(path))))
     except ConfigError:
         raise
     except OSError as error:
@@ -62,8 +62,8 @@ def load_document(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{str(path)!r} is not JSON ({error}); give a file that `paceline bench --json` wrote"
         ) from None
-    check_document(found, repr(str(path)))
-    checked: dict[str, Any] = found
+    check_document(document, repr(str(path)))
+    checked: dict[str, Any] = document
     return checked
 
 
@@ -113,7 +113,7 @@ def build_document(
         program: what was run.
     """
     results, options = harness.results, harness.options
-    found = {
+    document = {
         "format": DOCUMENT_FORMAT,
         "version": VERSION,
         "interrupted": results.interrupted,
@@ -131,7 +131,7 @@ def build_document(
         "peers": [] if peers is None else peers.entries(options.seed),
         "peers_skipped": [] if peers is None else peers.skipped,
     }
-    return dict(finite(found))
+    return dict(finite(document))
 
 
 def _surroundings(harness: Harness, bandwidth: Mapping[str, Any] | None) -> aggregate.Surroundings:
@@ -144,7 +144,7 @@ def _surroundings(harness: Harness, bandwidth: Mapping[str, Any] | None) -> aggr
 
 
 def model(harness: Harness, random: bool) -> dict[str, Any]:
-    """What the model is."""
+    """Describe the model, for the document."""
     info = harness.llm.runner.info
     names = ("family", "weight_bytes", "vocab_size", "hidden_size", "num_layers", "max_context", "fingerprint")
     return {
@@ -158,8 +158,8 @@ def model(harness: Harness, random: bool) -> dict[str, Any]:
 
 
 def _setting(harness: Harness, setting: Any) -> dict[str, Any]:
-    found: dict[str, Any] = setting.to_dict(setting.open(harness.llm, {} if setting.needs_record else None))
-    return found
+    record: dict[str, Any] = setting.to_dict(setting.open(harness.llm, {} if setting.needs_record else None))
+    return record
 
 
 def _prompt(piece: Any) -> dict[str, Any]:
@@ -170,9 +170,9 @@ def _prompt(piece: Any) -> dict[str, Any]:
 def finite(value: Any) -> Any:
     """The same with NaN and infinity as null, tuples as lists."""
     if isinstance(value, Mapping):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [finite(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

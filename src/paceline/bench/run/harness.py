@@ -25,8 +25,18 @@ import numpy as np
 
 from paceline.bench.machine import EnergyMeter, MemoryMeter
 from paceline.bench.run.measures import StepLog, Totals
-from paceline.bench.run.records import Cell, Options, Piece, Results, Run, params_of, prompts_of, row_of, waking
-from paceline.bench.run.settings import BASELINE, Records, Setting
+from paceline.bench.run.records import (
+    BenchPrompt,
+    BenchResults,
+    MeasuredCell,
+    Options,
+    TimedRun,
+    params_of,
+    prompts_of,
+    row_of,
+    waking,
+)
+from paceline.bench.run.settings import BASELINE, BenchSetting, Records
 from paceline.config import GREEDY_EPSILON
 from paceline.engine import RequestOutput, TimeSplit, watching
 from paceline.errors import PacelineError
@@ -48,7 +58,7 @@ class Peers(Protocol):
 
     skipped: list[dict[str, str]]
 
-    def turns(self, base: Cell) -> list[Turn]:
+    def turns(self, base: MeasuredCell) -> list[Turn]:
         """Warmed-up calls (group, repeat), which decode a group of plain decoding's cell and keep the result."""
 
     def entries(self, seed: int) -> list[dict[str, Any]]:
@@ -56,7 +66,7 @@ class Peers(Protocol):
 
 
 class Harness:
-    """Runs a benchmark.
+    """Decodes every workload with every setting in turn with plain decoding, and keeps what was measured.
 
     Args:
         llm: the loaded model, of any setting.
@@ -68,20 +78,20 @@ class Harness:
     def __init__(
         self,
         llm: LLM,
-        settings: Sequence[Setting],
+        settings: Sequence[BenchSetting],
         options: Options,
         progress: Progress = lambda stage, done, total: None,
         peers: Peers | None = None,
     ) -> None:
         self.llm, self.options, self.progress, self.peers = llm, options, progress, peers
         self.settings = [BASELINE, *settings]
-        self.results, self.order = Results(), np.random.default_rng(abs(options.seed))
+        self.results, self.order = BenchResults(), np.random.default_rng(abs(options.seed))
         device = llm.runner.info.device
         self.memory, self.energy = MemoryMeter(device), EnergyMeter(device)
         memory = getattr(llm.runner, "memory", None)
         self.cache_bytes: int | None = None if memory is None else memory.block_bytes // memory.block_size
 
-    def run(self, workloads: Sequence[Workload]) -> Results:
+    def run(self, workloads: Sequence[Workload]) -> BenchResults:
         """Everything but traces; Ctrl-C returns what was done so far, flagged."""
         try:
             for workload in workloads:
@@ -95,36 +105,36 @@ class Harness:
             self.results.interrupted = True
         return self.results
 
-    def record(self, workload: Workload) -> list[Piece]:
+    def record(self, workload: Workload) -> list[BenchPrompt]:
         """The recording pass: plain decoding at temperature 0, turn by turn."""
-        plain, made = BASELINE.open(self.llm), []
+        plain, pieces = BASELINE.open(self.llm), []
         for done, conversation in enumerate(workload.conversations):
             self.progress(f"{workload.name}: recording", done, len(workload.conversations))
-            made += self._record_one(plain, workload.name, conversation)
+            pieces += self._record_one(plain, workload.name, conversation)
         self.progress(f"{workload.name}: recording", len(workload.conversations), len(workload.conversations))
-        return made
+        return pieces
 
-    def _record_one(self, plain: LLM, workload: str, conversation: Conversation) -> list[Piece]:
+    def _record_one(self, plain: LLM, workload: str, conversation: Conversation) -> list[BenchPrompt]:
         messages: list[dict[str, str]] = list(conversation.history)
         limit = conversation.max_tokens or self.options.max_tokens
         ignore = self.options.ignore_eos or conversation.max_tokens is not None
-        made: list[Piece] = []
+        pieces: list[BenchPrompt] = []
         for turn, text in enumerate(conversation.turns or ("",)):
-            piece = Piece(workload, conversation.id, turn, conversation.task, (), limit, ignore)
-            if made and made[-1].error is not None:
-                made.append(replace(piece, error="the turn before it failed"))
+            piece = BenchPrompt(workload, conversation.id, turn, conversation.task, (), limit, ignore)
+            if pieces and pieces[-1].error is not None:
+                pieces.append(replace(piece, error="the turn before it failed"))
                 continue
             messages.append({"role": "user", "content": text})
             try:
                 piece = replace(piece, token_ids=tuple(self._prompt(conversation, messages)))
-                (found,) = plain.generate(prompts_of([piece]), params_of([piece], 0.0, None))
-                found.raise_for_error()
+                (output,) = plain.generate(prompts_of([piece]), params_of([piece], 0.0, None))
+                output.raise_for_error()
             except PacelineError as error:
-                made.append(replace(piece, error=str(error)))
+                pieces.append(replace(piece, error=str(error)))
                 continue
-            made.append(replace(piece, reference=tuple(found.outputs[0].token_ids)))
-            messages.append({"role": "assistant", "content": found.outputs[0].text})
-        return made
+            pieces.append(replace(piece, reference=tuple(output.outputs[0].token_ids)))
+            messages.append({"role": "assistant", "content": output.outputs[0].text})
+        return pieces
 
     def _prompt(self, conversation: Conversation, messages: Sequence[dict[str, str]]) -> Sequence[int]:
         """Token ids of a turn: by the chat template where there is one and the workload is a conversation, else the
@@ -136,7 +146,7 @@ class Harness:
             return self.llm.chat_ids(messages)
         return self.llm.tokenizer.encode("\n\n".join(message["content"] for message in messages))
 
-    def _measure(self, workload: str, pieces: Sequence[Piece], temperature: float, batch: int) -> None:
+    def _measure(self, workload: str, pieces: Sequence[BenchPrompt], temperature: float, batch: int) -> None:
         """All settings at one temperature and batch size."""
         usable = [piece for piece in pieces if piece.error is None]
         failed = [piece for piece in pieces if piece.error is not None]
@@ -147,7 +157,7 @@ class Harness:
             engine = setting.open(self.llm, records if setting.needs_record else None)
             claimed = setting.to_dict(engine)["claimed"]["greedy" if temperature < GREEDY_EPSILON else "sampled"]
             engines.append(engine)
-            cells.append(Cell(setting, workload, temperature, batch, claimed, groups, failed))
+            cells.append(MeasuredCell(setting, workload, temperature, batch, claimed, groups, failed))
         self.results.cells += cells
         stage = f"{workload}: temperature {temperature:g}, batch {batch}"
         total = len(groups) * self.options.repeats
@@ -166,23 +176,23 @@ class Harness:
         for done, _ in enumerate(in_turn(runs, range(len(groups)), self.options.repeats, order=self.order)):
             self.progress(stage, done + 1, total)
 
-    def _turn(self, cell: Cell, engine: LLM, awake: LLM | None, group: int, repeat: int) -> None:
+    def _turn(self, cell: MeasuredCell, engine: LLM, awake: LLM | None, group: int, repeat: int) -> None:
         if awake is not None:
             short = [waking(cell.groups[group][0])]
             awake.generate(prompts_of(short, "waking"), params_of(short, 0.0, None))
         cell.runs.append(self._timed(cell, engine, group, repeat))
 
-    def _records(self, pieces: Sequence[Piece], temperature: float) -> Records:
+    def _records(self, pieces: Sequence[BenchPrompt], temperature: float) -> Records:
         """What plain decoding says to every prompt, for drafters that take it."""
         if temperature < GREEDY_EPSILON or not any(setting.needs_record for setting in self.settings):
             return {piece.token_ids: piece.reference for piece in pieces}
-        plain, found = BASELINE.open(self.llm), {}
+        plain, continuations = BASELINE.open(self.llm), {}
         for piece in pieces:
             (out,) = plain.generate(prompts_of([piece]), params_of([piece], temperature, self.options.seed))
-            found[piece.token_ids] = tuple(out.outputs[0].token_ids)
-        return found
+            continuations[piece.token_ids] = tuple(out.outputs[0].token_ids)
+        return continuations
 
-    def _timed(self, cell: Cell, engine: LLM, group: int, repeat: int, *, turn: str | None = None) -> Run:
+    def _timed(self, cell: MeasuredCell, engine: LLM, group: int, repeat: int, *, turn: str | None = None) -> TimedRun:
         """One run of one group, with everything that is measured on the way."""
         pieces = cell.groups[group]
         seed = None if cell.claimed == "equal in distribution" else self.options.seed
@@ -209,16 +219,16 @@ class Harness:
         cell.totals.add(
             log, wall=seconds, split=split, weight_bytes=info.weight_bytes, cache_bytes=self.cache_bytes or 0
         )
-        found: Sequence[RequestOutput | None] = [None] * len(pieces) if outputs is None else outputs
+        answers: Sequence[RequestOutput | None] = [None] * len(pieces) if outputs is None else outputs
         shared: dict[str, Any] = {"group": group, "repeat": repeat, "seconds": seconds, "error": error}
-        rows = [row_of(piece, out, **shared) for piece, out in zip(pieces, found, strict=True)]
+        rows = [row_of(piece, out, **shared) for piece, out in zip(pieces, answers, strict=True)]
         for out in outputs or ():
             cell.notes |= {f"dropped {name}: {why}" for name, why in out.metrics.dropped_drafters.items()}
-        tokens = [None if out is None or out.outputs[0].error else out.outputs[0].token_ids for out in found]
-        return Run(group, repeat, seconds, rows, tokens)
+        tokens = [None if out is None or out.outputs[0].error else out.outputs[0].token_ids for out in answers]
+        return TimedRun(group, repeat, seconds, rows, tokens)
 
 
-def _scratch(cell: Cell) -> Cell:
+def _scratch(cell: MeasuredCell) -> MeasuredCell:
     """A cell of the same kind whose sums are its own, for runs that do not count."""
     return replace(cell, runs=[], totals=Totals(), notes=set())
 

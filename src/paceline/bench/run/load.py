@@ -49,15 +49,15 @@ def load_sweep(harness: Harness, workload: Workload) -> None:
             for engine in engines:
                 _replay(
                     engine,
-                    [_Planned(0.0, one.tokens, min(one.output, 8), one.error) for one in planned[:2]],
+                    [_Planned(0.0, arrival.tokens, min(arrival.output, 8), arrival.error) for arrival in planned[:2]],
                     options.seed,
                 )
             for repeat in range(options.repeats):
                 for setting, engine in zip(settings, engines, strict=True):
                     harness.progress(f"{workload.name}: rate {rate:g}", done, total)
-                    found = _replay(engine, planned, options.seed)
+                    replayed = _replay(engine, planned, options.seed)
                     who = {"setting": setting.name, "workload": workload.name, "rate": rate, "repeat": repeat}
-                    results.load.append(who | {"length_scale": scale} | _record(found))
+                    results.load.append(who | {"length_scale": scale} | _record(replayed))
                     done += 1
         harness.progress(f"{workload.name}: load", total, total)
     except KeyboardInterrupt:
@@ -93,7 +93,9 @@ class _Replayed:
 def _replay(llm: LLM, planned: Sequence[_Planned], seed: int) -> _Replayed:
     """Feed the engine as time goes by, until everything is done; Ctrl-C ends all requests first."""
     engine, log, requests = llm.engine, StepLog(), _requests(planned, seed)
-    waiting = [(one.time, request) for one, request in zip(planned, requests, strict=True) if request is not None]
+    waiting = [
+        (arrival.time, request) for arrival, request in zip(planned, requests, strict=True) if request is not None
+    ]
     start, begun = time.perf_counter(), 0
     with watching(engine, log):
         try:
@@ -117,29 +119,29 @@ def _replay(llm: LLM, planned: Sequence[_Planned], seed: int) -> _Replayed:
 
 
 def _requests(planned: Sequence[_Planned], seed: int) -> list[Request | None]:
-    made: list[Request | None] = []
-    for number, one in enumerate(planned):
-        params = SamplingParams(temperature=0.0, max_tokens=one.output, ignore_eos=True, detokenize=False)
-        request = Request(f"trace-{number}", None, one.tokens, params, draw_seed(seed, number), one.output)
-        made.append(request if one.error is None else None)
-    return made
+    requests: list[Request | None] = []
+    for number, arrival in enumerate(planned):
+        params = SamplingParams(temperature=0.0, max_tokens=arrival.output, ignore_eos=True, detokenize=False)
+        request = Request(f"trace-{number}", None, arrival.tokens, params, draw_seed(seed, number), arrival.output)
+        requests.append(request if arrival.error is None else None)
+    return requests
 
 
-def _record(found: _Replayed) -> dict[str, Any]:
-    rows = [_row(one, request) for one, request in zip(found.planned, found.requests, strict=True)]
+def _record(replayed: _Replayed) -> dict[str, Any]:
+    rows = [_row(arrival, request) for arrival, request in zip(replayed.planned, replayed.requests, strict=True)]
     tokens = sum(row["tokens"] for row in rows)
     return {
         "requests": len(rows),
         "failed": sum(row["error"] is not None for row in rows),
-        "seconds": found.seconds,
+        "seconds": replayed.seconds,
         "tokens": tokens,
-        "tokens_per_second": tokens / found.seconds,
+        "tokens_per_second": tokens / replayed.seconds,
         "latency": quantiles([row["latency"] for row in rows if row["latency"] is not None]),
         "time_to_first_token": quantiles(
             [row["time_to_first_token"] for row in rows if row["time_to_first_token"] is not None]
         ),
-        "inter_token_latency": quantiles(found.totals.latencies),
-        "mean_acceptance_length": found.totals.mean_acceptance_length,
+        "inter_token_latency": quantiles(replayed.totals.latencies),
+        "mean_acceptance_length": replayed.totals.mean_acceptance_length,
         "rows": rows,
     }
 
@@ -177,9 +179,9 @@ def fit_arrivals(arrivals: Sequence[Arrival], max_context: int) -> tuple[list[Ar
 def trace_prompts(arrivals: Sequence[Arrival], text: Sequence[int], vocab_size: int) -> list[list[int]]:
     """Token ids of each arrival's length, cut from `text` at different places (repeated where it is too short)."""
     base = [token % vocab_size for token in text]
-    made = []
+    prompts = []
     for number, arrival in enumerate(arrivals):
         start = (number * 997) % len(base)
         turned = base[start:] + base[:start]
-        made.append((turned * (arrival.input_length // len(base) + 1))[: arrival.input_length])
-    return made
+        prompts.append((turned * (arrival.input_length // len(base) + 1))[: arrival.input_length])
+    return prompts

@@ -70,19 +70,19 @@ class StepLog:
     def token_latencies(self) -> list[float]:
         """Inter-token latencies of all requests (see the module's docstring)."""
         last: dict[str, float] = {}
-        found: list[float] = []
+        latencies: list[float] = []
         for step in self.steps:
             for key, added in zip(step.keys, step.added, strict=True):
                 if key in last and added:
-                    found += [(step.time - last[key]) / added] * added
+                    latencies += [(step.time - last[key]) / added] * added
                 if added:
                     last[key] = step.time
-        return found
+        return latencies
 
 
 @dataclass(slots=True)
 class Depth:
-    """Counts at one depth of the trees."""
+    """Counts drafted, reached and accepted nodes at one depth of the trees."""
 
     offered: int = 0
     reached: int = 0
@@ -90,7 +90,7 @@ class Depth:
 
 
 @dataclass(slots=True)
-class Share:
+class DrafterShare:
     """One drafter's share: nodes that were verified and accepted, by depth, and its seconds."""
 
     seconds: float = 0.0
@@ -100,7 +100,7 @@ class Share:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the runs of one cell.
+    """Sums up the runs of one cell.
 
     Attributes:
         steps: passes of the target, each sequence of a batch counted.
@@ -114,7 +114,7 @@ class Totals:
     bytes_read: int = 0
     latencies: list[float] = field(default_factory=list)
     depths: dict[int, Depth] = field(default_factory=lambda: defaultdict(Depth))
-    shares: dict[str, Share] = field(default_factory=lambda: defaultdict(Share))
+    shares: dict[str, DrafterShare] = field(default_factory=lambda: defaultdict(DrafterShare))
     times: TimeSplit = field(default_factory=TimeSplit)
     outside: float = 0.0
 
@@ -158,14 +158,14 @@ class Totals:
         return 1.0 + self.accepted / self.steps if self.steps else 1.0
 
     def by_position(self) -> list[dict[str, int]]:
-        """Acceptance by depth."""
+        """Give acceptance by depth."""
         return [
             {"position": depth, "offered": d.offered, "reached": d.reached, "accepted": d.accepted}
             for depth, d in sorted(self.depths.items())
         ]
 
     def by_drafter(self) -> list[dict[str, Any]]:
-        """Acceptance by drafter and depth."""
+        """Give acceptance by drafter and depth."""
         return [
             {
                 "name": name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,7 @@ import torch
 
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.common import SingleDrafter, chain_tree
-from paceline.drafters.growth import MAX_WIDTH, PolicyName, TreePolicy
-from paceline.drafters.growth import tree_policy as policy_of
+from paceline.drafters.growth import MAX_WIDTH, GrowthOptions, TreePolicy, growth_policy, with_tree_options
 from paceline.errors import DrafterError
 from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree, always_go_on
 from paceline.utils import need, number
@@ -45,7 +44,7 @@ class Known(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A node whose children are guessed.
+    """Names a node whose children are guessed.
 
     Attributes:
         noise: 64 bits. position: of the children in the record; -1 off its path.
@@ -169,12 +168,12 @@ class OracleTrees:
 
     def _kept_tree(self, known: Known, budget: Budget, depth: int, stop: int, told: float) -> _Grown:
         key = budget.nodes, depth, stop, None if budget.shape is None else budget.shape.columns().tobytes()
-        found = self._kept.get(key)
-        if found is None:
+        grown = self._kept.get(key)
+        if grown is None:
             if len(self._kept) >= KEPT:
                 self._kept.clear()
-            found = self._kept[key] = self._grown_once(known, budget, depth, stop, told)
-        return found
+            grown = self._kept[key] = self._grown_once(known, budget, depth, stop, told)
+        return grown
 
     def _grown_once(self, known: Known, budget: Budget, depth: int, stop: int, told: float) -> _Grown:
         asked: list[tuple[int, float]] = []
@@ -209,7 +208,7 @@ class OracleTrees:
 
     def _row(self, told: Sequence[float]) -> torch.Tensor:
         """(front, k) log-weights of the ranks."""
-        steps = [max(math.log1p(-one), -1e4) if one < 1.0 else -1e4 for one in told]
+        steps = [max(math.log1p(-chance), -1e4) if chance < 1.0 else -1e4 for chance in told]
         return torch.tensor(steps).unsqueeze(1) * self._ranks_k
 
     def _named(self, ranks: TokenTree, root: Place, known: Known) -> TokenTree:
@@ -266,7 +265,7 @@ def _unit(noise: int) -> float:
 Continuations = Mapping[tuple[int, ...], Sequence[int]]
 
 
-class _State:
+class RecordedState:
     """A sequence with its record, which begins at token `start` of the text; `key` names its prompt in the noise;
     `followed` tokens of the record are known to be accepted.
     """
@@ -277,7 +276,8 @@ class _State:
         self.context, self.record, self.start, self.key, self.followed = context, record, start, key, followed
 
 
-class CorruptedOracleDrafter(SingleDrafter[_State]):
+@with_tree_options
+class CorruptedOracleDrafter(SingleDrafter[RecordedState]):
     """Drafts the recorded continuation with mistakes.
 
     Args:
@@ -307,11 +307,7 @@ class CorruptedOracleDrafter(SingleDrafter[_State]):
         confidence: float | None = None,
         spread: float = 0.0,
         seed: int = 0,
-        num_speculative_tokens: int | None = None,
-        tree_policy: PolicyName | None = None,
-        tree_width: int | None = None,
-        tree_threshold: float | None = None,
-        speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
+        **growth: Unpack[GrowthOptions],
     ) -> None:
         if continuations is None:
             raise DrafterError(
@@ -324,32 +320,32 @@ class CorruptedOracleDrafter(SingleDrafter[_State]):
             number("confidence", confidence, 0.0, 1.0, "be in 0..1")
         number("spread", spread, 0.0, 1.0, "be in 0..1")
         need(isinstance(seed, int) and not isinstance(seed, bool), "seed", "be an integer", seed)
-        super().__init__(args, num_speculative_tokens)
+        super().__init__(args, growth.get("num_speculative_tokens"))
         self.records: Continuations = continuations
         self._lengths = sorted({len(prompt) for prompt in self.records}, reverse=True)
         self.seed = seed
         self.noise = Noise(
             float(acceptance), float(spread), None if confidence is None else float(confidence), self.vocab_size
         )
-        policy = policy_of(tree_policy, width=tree_width, threshold=tree_threshold, paths=speculative_token_tree)
+        policy = growth_policy(growth)
         self._trees = None if policy.name == "chain" else OracleTrees(policy, self.noise, self.index)
 
-    def _begin(self, context: Context) -> _State:
+    def _begin(self, context: Context) -> RecordedState:
         """The record with the longest prompt that the text begins with; the noise is keyed by that prompt."""
         for length in self._lengths:
             prompt = tuple(context.tokens[:length])
             if len(prompt) == length and prompt in self.records:
-                return _State(context, self.records[prompt], length, key_of(self.seed, prompt))
-        return _State(context, (), len(context.tokens), 0)
+                return RecordedState(context, self.records[prompt], length, key_of(self.seed, prompt))
+        return RecordedState(context, (), len(context.tokens), 0)
 
-    def fork(self, state: _State, context: Context) -> _State:
-        return _State(context, state.record, state.start, state.key, state.followed)
+    def fork(self, state: RecordedState, context: Context) -> RecordedState:
+        return RecordedState(context, state.record, state.start, state.key, state.followed)
 
-    def end(self, states: Sequence[_State]) -> None:
+    def end(self, states: Sequence[RecordedState]) -> None:
         for state in states:
             state.record = ()
 
-    def _propose(self, state: _State, budget: Budget) -> TokenTree:
+    def _propose(self, state: RecordedState, budget: Budget) -> TokenTree:
         steps, done = self._steps(budget), len(state.context.tokens) - state.start
         steps = min(steps, len(state.record) - done)
         if steps <= 0 or not _follows(state, done):
@@ -361,7 +357,7 @@ class CorruptedOracleDrafter(SingleDrafter[_State]):
         return TokenTree.chain(tokens, confidence=told, source=self.index)
 
 
-def _follows(state: _State, done: int) -> bool:
+def _follows(state: RecordedState, done: int) -> bool:
     """Whether the output so far is the record's; what was compared once is not compared again."""
     start = state.start
     if list(state.record[state.followed : done]) != state.context.tokens[start + state.followed : start + done]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.bench.run.measures import Totals
-from paceline.bench.run.settings import Setting
+from paceline.bench.run.settings import BenchSetting
 from paceline.config import SamplingParams
 from paceline.engine import RequestOutput
 from paceline.sampling import draw_seed
@@ -29,14 +29,14 @@ class Options:
     quick: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Its entry in the document."""
+        """Give its entry in the document."""
         names = ("max_tokens", "repeats", "limit", "ignore_eos", "chat", "quick")
         lists = {name: list(getattr(self, name)) for name in ("batches", "temperatures", "rates")}
         return {**{name: getattr(self, name) for name in names}, **lists}
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BenchPrompt:
     """One turn of a conversation as all settings decode it.
 
     Attributes:
@@ -57,8 +57,8 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Run:
-    """One setting's timed run of one group.
+class TimedRun:
+    """Records one setting's timed run of one group of prompts.
 
     Attributes:
         outputs: token ids per prompt of the group; None for a failure.
@@ -77,17 +77,17 @@ class Run:
 
 
 @dataclass(slots=True)
-class Cell:
+class MeasuredCell:
     """All runs of one setting on one workload at one temperature and batch size."""
 
-    setting: Setting
+    setting: BenchSetting
     workload: str
     temperature: float
     batch: int
     claimed: str
-    groups: list[list[Piece]]
-    failed: list[Piece]
-    runs: list[Run] = field(default_factory=list)
+    groups: list[list[BenchPrompt]]
+    failed: list[BenchPrompt]
+    runs: list[TimedRun] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
     rss: int | None = None
     cuda: int | None = None
@@ -96,16 +96,16 @@ class Cell:
 
 
 @dataclass(slots=True)
-class Results:
-    """What was measured, raw."""
+class BenchResults:
+    """Holds what was measured, before any figure is made of it."""
 
-    pieces: list[Piece] = field(default_factory=list)
-    cells: list[Cell] = field(default_factory=list)
+    pieces: list[BenchPrompt] = field(default_factory=list)
+    cells: list[MeasuredCell] = field(default_factory=list)
     load: list[dict[str, Any]] = field(default_factory=list)
     interrupted: bool = False
 
 
-def prompts_of(pieces: Sequence[Piece], turn: str = "once") -> list[Any]:
+def prompts_of(pieces: Sequence[BenchPrompt], turn: str = "once") -> list[Any]:
     """The pieces as `LLM.generate` takes them.
 
     Args:
@@ -115,7 +115,7 @@ def prompts_of(pieces: Sequence[Piece], turn: str = "once") -> list[Any]:
     return [{"prompt_token_ids": list(piece.token_ids), "cache_salt": turn} for piece in pieces]
 
 
-def waking(piece: Piece) -> Piece:
+def waking(piece: BenchPrompt) -> BenchPrompt:
     """A little of it, to be decoded uncounted before a turn where another process had the one before.
 
     It has emptied the caches of the processor, and put the threads to sleep.
@@ -123,12 +123,12 @@ def waking(piece: Piece) -> Piece:
     return replace(piece, token_ids=piece.token_ids[:8], max_tokens=min(piece.max_tokens, 4))
 
 
-def seed_of(piece: Piece, seed: int) -> int:
+def seed_of(piece: BenchPrompt, seed: int) -> int:
     """The seed of a request, the same for every setting."""
     return draw_seed(seed, *piece.prompt.encode(), piece.turn)
 
 
-def params_of(pieces: Sequence[Piece], temperature: float, seed: int | None) -> list[SamplingParams]:
+def params_of(pieces: Sequence[BenchPrompt], temperature: float, seed: int | None) -> list[SamplingParams]:
     """Their sampling parameters; `seed` is the run\'s, None for none of their own."""
     return [
         SamplingParams(
@@ -142,7 +142,7 @@ def params_of(pieces: Sequence[Piece], temperature: float, seed: int | None) -> 
 
 
 def row_of(
-    piece: Piece, out: RequestOutput | None, *, group: int, repeat: int, seconds: float, error: str | None
+    piece: BenchPrompt, out: RequestOutput | None, *, group: int, repeat: int, seconds: float, error: str | None
 ) -> dict[str, Any]:
     """The document's entry of one prompt in one run."""
     row: dict[str, Any] = {

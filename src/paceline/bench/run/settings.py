@@ -38,8 +38,8 @@ Records = Mapping[tuple[int, ...], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One way of decoding.
+class BenchSetting:
+    """Names one way of decoding that is measured.
 
     Attributes:
         name: unique in a run.
@@ -52,13 +52,13 @@ class Setting:
     @property
     def needs_record(self) -> bool:
         """Whether a drafter of it takes recorded continuations that the user did not give."""
-        return any(_takes(one, RECORD) and RECORD not in one for one in _methods(self.config))
+        return any(_takes(entry, RECORD) and RECORD not in entry for entry in _methods(self.config))
 
     @property
     def acceptance(self) -> float | None:
         """The dial, where this setting is one."""
-        found = [one.get("acceptance") for one in _methods(self.config) if _takes(one, RECORD)]
-        return float(found[0]) if found and isinstance(found[0], int | float) else None
+        dials = [entry.get("acceptance") for entry in _methods(self.config) if _takes(entry, RECORD)]
+        return float(dials[0]) if dials and isinstance(dials[0], int | float) else None
 
     def open(self, llm: LLM, records: Records | None = None) -> LLM:
         """An engine for this setting around the same weights.
@@ -82,7 +82,7 @@ class Setting:
         }
 
 
-BASELINE = Setting(PLAIN, None)
+BASELINE = BenchSetting(PLAIN, None)
 
 
 def _methods(config: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
@@ -91,7 +91,7 @@ def _methods(config: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
         return []
     method = config.get("method")
     if isinstance(method, list | tuple):
-        return [one if isinstance(one, Mapping) else {"method": one} for one in method]
+        return [entry if isinstance(entry, Mapping) else {"method": entry} for entry in method]
     return [config]
 
 
@@ -108,7 +108,7 @@ def _with(config: Mapping[str, Any] | None, records: Records) -> Mapping[str, An
     if config is None:
         return None
     if isinstance(config.get("method"), list | tuple):
-        return {**config, "method": [_filled(one, records) for one in _methods(config)]}
+        return {**config, "method": [_filled(entry, records) for entry in _methods(config)]}
     return _filled(config, records)
 
 
@@ -116,23 +116,23 @@ def _filled(config: Mapping[str, Any], records: Records) -> Mapping[str, Any]:
     return {**config, RECORD: records} if _takes(config, RECORD) and RECORD not in config else config
 
 
-def parse_settings(texts: Sequence[str]) -> list[Setting]:
+def parse_settings(texts: Sequence[str]) -> list[BenchSetting]:
     """Settings from JSON, or from bare method names; null is plain decoding and is always there.
 
     Raises:
         ConfigError: no JSON, an unknown key of the dialect, a setting given twice.
     """
-    found: list[Setting] = []
+    settings: list[BenchSetting] = []
     for text in texts:
         config = _json(text)
         SpeculativeConfig.parse(config)
         if config is None:
             continue
-        setting = Setting(setting_name(config), config)
-        if any(other.name == setting.name for other in found):
+        setting = BenchSetting(setting_name(config), config)
+        if any(other.name == setting.name for other in settings):
             raise ConfigError(f"the setting {setting.name!r} was given twice; give it once")
-        found.append(setting)
-    return found
+        settings.append(setting)
+    return settings
 
 
 def _json(text: str) -> dict[str, Any] | None:
@@ -145,7 +145,9 @@ def _json(text: str) -> dict[str, Any] | None:
 
 def setting_name(config: Mapping[str, Any]) -> str:
     """A short name: the methods, and the other keys in brackets."""
-    methods = "+".join(str(one.get("method", "draft_model" if "model" in one else "auto")) for one in _methods(config))
+    methods = "+".join(
+        str(entry.get("method", "draft_model" if "model" in entry else "auto")) for entry in _methods(config)
+    )
     rest = [f"{key}={_short(value)}" for key, value in config.items() if key not in ("method", RECORD)]
     return f"{methods}({', '.join(rest)})" if rest else methods
 
@@ -169,21 +171,23 @@ OF_REQUESTS = {
 """Methods that no workload can measure -> why."""
 
 
-def dial_settings(acceptances: Sequence[float], tokens: int | None = None) -> list[Setting]:
+def dial_settings(acceptances: Sequence[float], tokens: int | None = None) -> list[BenchSetting]:
     """The acceptance dial at these points, with a fixed number of speculative tokens or the controller's choice."""
     fixed = {} if tokens is None else {"num_speculative_tokens": tokens}
     most = "" if tokens is None else f" x {tokens}"
-    return [Setting(f"dial {value:g}{most}", {"method": DIAL, "acceptance": value, **fixed}) for value in acceptances]
+    return [
+        BenchSetting(f"dial {value:g}{most}", {"method": DIAL, "acceptance": value, **fixed}) for value in acceptances
+    ]
 
 
-def default_settings(llm: LLM, draft: str | None = None) -> tuple[list[Setting], list[dict[str, str]]]:
+def default_settings(llm: LLM, draft: str | None = None) -> tuple[list[BenchSetting], list[dict[str, str]]]:
     """ "auto" and every registered method that runs here; and the others, with the reason.
 
     Args:
         draft: draft model for methods that take one; None takes the one that ships with the target, if any.
     """
     draft = draft or llm.default_draft
-    found, skipped = [], []
+    settings, skipped = [], []
     auto: dict[str, Any] = {"method": "auto"} | ({"model": draft} if draft and draft != llm.default_draft else {})
     for config in [auto, *({"method": name} for name in registry.table("drafters"))]:
         if _takes(config, RECORD):
@@ -195,16 +199,16 @@ def default_settings(llm: LLM, draft: str | None = None) -> tuple[list[Setting],
             skipped.append({"name": str(config["method"]), "why": why})
             continue
         try:
-            found.append(_runnable(llm, config, draft))
+            settings.append(_runnable(llm, config, draft))
         except PacelineError as error:
             skipped.append({"name": str(config["method"]), "why": str(error)})
-    return found, skipped
+    return settings, skipped
 
 
-def _runnable(llm: LLM, config: dict[str, Any], draft: str | None) -> Setting:
+def _runnable(llm: LLM, config: dict[str, Any], draft: str | None) -> BenchSetting:
     """The setting, tried on the model; with the draft model where it takes one."""
     name = str(config["method"])
     if draft is not None and _takes(config, "model"):
         config = {**config, "model": draft}
     llm.with_speculative_config(config)
-    return Setting(name, config)
+    return BenchSetting(name, config)

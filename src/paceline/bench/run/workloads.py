@@ -60,23 +60,23 @@ def load_workloads(
         ConfigError, PromptError: see `load`.
     """
     need(limit is None or limit >= 1, "--limit", "be 1 or more", limit)
-    found: list[Workload] = []
+    workloads: list[Workload] = []
     for text in texts or [BUNDLED]:
-        one = load_workload(text, vocab_size=vocab_size, max_context=max_context, seed=seed).limited(limit)
-        same = sum(other.name == one.name or other.name.startswith(f"{one.name}#") for other in found)
-        found.append(replace(one, name=f"{one.name}#{same + 1}") if same else one)
-    return found
+        workload = load_workload(text, vocab_size=vocab_size, max_context=max_context, seed=seed).limited(limit)
+        same = sum(other.name == workload.name or other.name.startswith(f"{workload.name}#") for other in workloads)
+        workloads.append(replace(workload, name=f"{workload.name}#{same + 1}") if same else workload)
+    return workloads
 
 
 def bundled_workload() -> Workload:
     """The prompts that ship with the package; none of them was trained on."""
-    from paceline.bench.demo import bundled_prompts
+    from paceline.bench.bundled import bundled_prompts
 
-    made = [
+    conversations = [
         Conversation(id=prompt.id, task="repetition" if prompt.repetitive else prompt.task, turns=(prompt.prompt,))
         for prompt in bundled_prompts()
     ]
-    return Workload(name=BUNDLED, format=BUNDLED, source="prompts.jsonl", conversations=tuple(made))
+    return Workload(name=BUNDLED, format=BUNDLED, source="prompts.jsonl", conversations=tuple(conversations))
 
 
 DEFAULTS = {"prompt": 128, "output": 64, "entropy": -1.0, "count": 8}
@@ -94,37 +94,37 @@ def load_synthetic(text: str, *, vocab_size: int, max_context: int | None = None
     Raises:
         ConfigError: an unknown key or a value outside its range.
     """
-    given = _parse(text)
+    values = _parse(text)
     for key in ("prompt", "output", "count"):
         need(
-            given[key] == int(given[key]) and given[key] >= 1,
+            values[key] == int(values[key]) and values[key] >= 1,
             f"synthetic {key}",
             "be an integer of 1 or more",
-            given[key],
+            values[key],
         )
     if max_context is not None:
         rule = f"be at most {max_context - 1}: the context holds {max_context} tokens including at least one new token"
-        need(given["prompt"] < max_context, "synthetic prompt", rule, int(given["prompt"]))
+        need(values["prompt"] < max_context, "synthetic prompt", rule, int(values["prompt"]))
     highest = float(np.log2(max(vocab_size, 1)))
-    entropy = highest if given["entropy"] < 0 else given["entropy"]
+    entropy = highest if values["entropy"] < 0 else values["entropy"]
     need(
         entropy <= highest + 1e-9,
         "synthetic entropy",
         f"be at most {highest:.4g} bits, log2 of the vocabulary",
         entropy,
     )
-    tokens = synthetic_prompts(int(given["count"]), int(given["prompt"]), min(entropy, highest), vocab_size, seed)
-    task = f"{int(given['prompt'])}+{int(given['output'])} tokens, {entropy:.3g} bits"
-    made = [
-        Conversation(id=f"synthetic-{i}", task=task, chat=False, token_ids=tuple(row), max_tokens=int(given["output"]))
+    tokens = synthetic_prompts(int(values["count"]), int(values["prompt"]), min(entropy, highest), vocab_size, seed)
+    task = f"{int(values['prompt'])}+{int(values['output'])} tokens, {entropy:.3g} bits"
+    conversations = [
+        Conversation(id=f"synthetic-{i}", task=task, chat=False, token_ids=tuple(row), max_tokens=int(values["output"]))
         for i, row in enumerate(tokens.tolist(), 1)
     ]
-    source = ",".join(f"{key}={value:g}" for key, value in {**given, "entropy": entropy}.items())
-    return Workload(name=SYNTHETIC, format=SYNTHETIC, source=source, conversations=tuple(made))
+    source = ",".join(f"{key}={value:g}" for key, value in {**values, "entropy": entropy}.items())
+    return Workload(name=SYNTHETIC, format=SYNTHETIC, source=source, conversations=tuple(conversations))
 
 
 def _parse(text: str) -> dict[str, float]:
-    given: dict[str, float] = dict(DEFAULTS)
+    values: dict[str, float] = dict(DEFAULTS)
     seen: set[str] = set()
     for part in filter(None, text.split(",")):
         key, _, value = part.partition("=")
@@ -132,11 +132,11 @@ def _parse(text: str) -> dict[str, float]:
         need(key not in seen, f"synthetic {key}", "be given once", text)
         seen.add(key)
         try:
-            given[key] = float(value)
+            values[key] = float(value)
         except ValueError:
             raise ConfigError(f"synthetic {key} must be a number, got {value!r}") from None
-        need(np.isfinite(given[key]) and given[key] >= 0, f"synthetic {key}", "be 0 or more", value)
-    return given
+        need(np.isfinite(values[key]) and values[key] >= 0, f"synthetic {key}", "be 0 or more", value)
+    return values
 
 
 def token_distribution(entropy: float, size: int) -> npt.NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """Base classes of the published policies, which decide sequence by sequence how long a draft may be.
 
 Some stop a drafter while it drafts, by its confidence in its own tokens: drafters that ask before each token have a
-`Stopper`, and for those that propose everything at once (tables) the same cut is made afterwards. The token that
+`PolicyStopper`, and for those that propose everything at once (tables) the same cut is made afterwards. The token that
 crosses a policy's threshold is part of the draft; nothing is drafted after it. So whether a token is drafted depends on
 the tokens before it alone, and drawn trials keep their distribution: a drafter that asks has stopped by itself, and
 trees with drawn trials stay whole in `select`.
@@ -30,7 +30,7 @@ MAX_LENGTH: Final = 1024
 """Highest limit of a draft's length that any option takes."""
 
 
-class SequenceState(Generic[M]):
+class PolicyState(Generic[M]):
     """One sequence: what its policy keeps across steps, and the step under way.
 
     Attributes:
@@ -51,7 +51,7 @@ class SequenceState(Generic[M]):
     def clear(self, remaining: int, length: int) -> None:
         """A new step begins."""
         self.remaining, self.length, self.limited = remaining, length, length > remaining - 1
-        self.stoppers: dict[int, Stopper] = {}
+        self.stoppers: dict[int, PolicyStopper] = {}
         self.sizes = (0, 0)
 
 
@@ -70,8 +70,8 @@ class LengthController(Controller, ABC, Generic[M]):
         if num_speculative_tokens is not None:
             integer("num_speculative_tokens", num_speculative_tokens, 0, MAX_LENGTH)
         self.num_speculative_tokens, self.disable_by_batch_size = num_speculative_tokens, disable_by_batch_size
-        self.states: dict[int, SequenceState[M]] = {}
-        self.batch: list[SequenceState[M]] = []
+        self.states: dict[int, PolicyState[M]] = {}
+        self.batch: list[PolicyState[M]] = []
         self._idle = False
 
     # The policy's part
@@ -84,11 +84,11 @@ class LengthController(Controller, ABC, Generic[M]):
     def _length(self, memory: M) -> int:
         """Most levels of this step's draft."""
 
-    def _learn(self, state: SequenceState[M], tree: TokenTree, verdict: Verdict) -> None:
+    def _learn(self, state: PolicyState[M], tree: TokenTree, verdict: Verdict) -> None:
         """The outcome of a step in which something was scored."""
 
     @abstractmethod
-    def _why(self, state: SequenceState[M]) -> str:
+    def _why(self, state: PolicyState[M]) -> str:
         """The decision on a sequence in words, one sentence."""
 
     @abstractmethod
@@ -106,23 +106,23 @@ class LengthController(Controller, ABC, Generic[M]):
             state = self.states.get(signal.key)
             if state is None:
                 greedy = signal.temperature < GREEDY_EPSILON
-                state = self.states[signal.key] = SequenceState(greedy, self._remember(greedy))
+                state = self.states[signal.key] = PolicyState(greedy, self._remember(greedy))
             length = self._length(state.memory)
             state.clear(signal.remaining, length if most is None else min(length, most))
             self.batch.append(state)
         return Plan.nothing(len(signals)) if self._idle else Plan([self._budgets(state) for state in self.batch])
 
-    def _budgets(self, state: SequenceState[M]) -> list[Budget]:
+    def _budgets(self, state: PolicyState[M]) -> list[Budget]:
         nodes = self._most(state)
         depth = min(state.length, nodes, state.remaining - 1)
         return [] if depth < 1 else [self._grant(state, drafter, nodes, depth) for drafter in range(self.drafters)]
 
-    def _most(self, state: SequenceState[M]) -> int:
+    def _most(self, state: PolicyState[M]) -> int:
         """Nodes of a sequence's tree."""
         most = state.length * self.width
         return most if self.num_speculative_tokens is None else min(most, self.num_speculative_tokens)
 
-    def _grant(self, state: SequenceState[M], drafter: int, nodes: int, depth: int) -> Budget:
+    def _grant(self, state: PolicyState[M], drafter: int, nodes: int, depth: int) -> Budget:
         return Budget(nodes, depth)
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
@@ -133,7 +133,7 @@ class LengthController(Controller, ABC, Generic[M]):
             state.sizes = len(tree), len(chosen[-1])
         return chosen
 
-    def _within(self, state: SequenceState[M], tree: TokenTree) -> TokenTree:
+    def _within(self, state: PolicyState[M], tree: TokenTree) -> TokenTree:
         """Merged trees with drawn trials are cut whatever their size, which depends on where the draws fell."""
         return tree if self.drafters == 1 else select_nodes(tree, self._most(state))
 
@@ -160,7 +160,7 @@ class LengthController(Controller, ABC, Generic[M]):
             return LAST_TOKEN
         return self._why(state) + self._result(state)
 
-    def _result(self, state: SequenceState[M]) -> str:
+    def _result(self, state: PolicyState[M]) -> str:
         """What came of it, as one more sentence."""
         return "" if state.sizes[0] else " Nothing was found to propose."
 
@@ -183,7 +183,7 @@ class Token(NamedTuple):
 Follow = Callable[[float, Token], tuple[float, bool]]
 
 
-class Stopper:
+class PolicyStopper:
     """Asks the policy before each token of one draft (`Budget.go_on`).
 
     Attributes:
@@ -219,8 +219,8 @@ class StopController(LengthController[M]):
         the root.
         """
 
-    def _grant(self, state: SequenceState[M], drafter: int, nodes: int, depth: int) -> Budget:
-        stopper = state.stoppers[drafter] = Stopper(partial(self._follow, state.memory))
+    def _grant(self, state: PolicyState[M], drafter: int, nodes: int, depth: int) -> Budget:
+        stopper = state.stoppers[drafter] = PolicyStopper(partial(self._follow, state.memory))
         return Budget(nodes, depth, stopper)
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
@@ -234,7 +234,7 @@ class StopController(LengthController[M]):
             state.sizes = len(tree), len(chosen[-1])
         return chosen
 
-    def _kept(self, state: SequenceState[M], tree: TokenTree) -> list[int]:
+    def _kept(self, state: PolicyState[M], tree: TokenTree) -> list[int]:
         """The nodes whose path never stopped before them, in their order."""
         carried, kept = {-1: 1.0}, []
         for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tokens_of(state, tree), strict=True)):
@@ -247,7 +247,7 @@ class StopController(LengthController[M]):
                     break
         return kept
 
-    def _result(self, state: SequenceState[M]) -> str:
+    def _result(self, state: PolicyState[M]) -> str:
         """What came of it."""
         proposed, scored = state.sizes
         if not proposed:
@@ -282,14 +282,14 @@ class ThresholdController(StopController[None]):
     def _follow(self, memory: None, carried: float, token: Token) -> tuple[float, bool]:
         return carried, token.confidence >= self.threshold
 
-    def _why(self, state: SequenceState[None]) -> str:
+    def _why(self, state: PolicyState[None]) -> str:
         return f"Up to {count(state.length, 'level')}, none after a token whose confidence is below {self.threshold:g}."
 
     def _policy(self) -> str:
         return f"up to {self.levels} levels, none after a token below a confidence of {self.threshold:g}"
 
 
-def tokens_of(state: SequenceState[M], tree: TokenTree) -> Iterator[Token]:
+def tokens_of(state: PolicyState[M], tree: TokenTree) -> Iterator[Token]:
     """The nodes of a tree with what their drafters said of them, one after the other."""
     reached: list[float] = []
     columns = zip(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.controllers.explanations import count
-from paceline.controllers.policies.base import MAX_LENGTH, LengthController, SequenceState
+from paceline.controllers.policies.base import MAX_LENGTH, LengthController, PolicyState
 from paceline.utils import integer, number
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class DiffuSpecController(LengthController[_Averages]):
         more = self.delta if memory.accepted >= memory.generated else 0
         return min(max(int(memory.generated) + more, self.k_min), self.k_max)
 
-    def _learn(self, state: SequenceState[_Averages], tree: TokenTree, verdict: Verdict) -> None:
+    def _learn(self, state: PolicyState[_Averages], tree: TokenTree, verdict: Verdict) -> None:
         if state.limited:
             return
         memory, rho = state.memory, self.rho if state.memory.begun else 1.0
@@ -77,7 +77,7 @@ class DiffuSpecController(LengthController[_Averages]):
         memory.generated += rho * (tree.max_depth - memory.generated)
         memory.accepted += rho * (len(verdict.path) - memory.accepted)
 
-    def _why(self, state: SequenceState[_Averages]) -> str:
+    def _why(self, state: PolicyState[_Averages]) -> str:
         return (
             f"Up to {count(state.length, 'token')}, by the lengths drafted and accepted lately "
             f"({self.k_min}..{self.k_max})."

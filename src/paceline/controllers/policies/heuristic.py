@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from paceline.controllers.explanations import count
-from paceline.controllers.policies.base import MAX_LENGTH, LengthController, SequenceState
+from paceline.controllers.policies.base import MAX_LENGTH, LengthController, PolicyState
 from paceline.utils import integer, need
 
 if TYPE_CHECKING:
@@ -68,13 +68,13 @@ class HeuristicController(LengthController[_Tokens]):
     def _length(self, memory: _Tokens) -> int:
         return memory.number
 
-    def _learn(self, state: SequenceState[_Tokens], tree: TokenTree, verdict: Verdict) -> None:
+    def _learn(self, state: PolicyState[_Tokens], tree: TokenTree, verdict: Verdict) -> None:
         if self.schedule == "constant":
             return
         number = state.memory.number + (GROW if len(verdict.path) == tree.max_depth else -SHRINK)
         state.memory.number = self._latest = min(max(number, 1), self._limit)
 
-    def _why(self, state: SequenceState[_Tokens]) -> str:
+    def _why(self, state: PolicyState[_Tokens]) -> str:
         return (
             f"Up to {count(state.length, 'token')}: {GROW} more after each draft that was accepted whole, "
             f"{SHRINK} fewer after others."

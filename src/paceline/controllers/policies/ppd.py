@@ -24,7 +24,7 @@ from paceline.controllers.auto.choice import levels_by_source
 from paceline.controllers.auto.costs import Costs, batch_bucket, context_bucket
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
 from paceline.controllers.explanations import LAST_TOKEN, NO_DRAFTER, count, too_many
-from paceline.tree import PRIOR, Budget, Choice, RankAcceptance, Shape, best_shapes, choose_shape, select_nodes
+from paceline.tree import PRIOR, Budget, RankAcceptance, Shape, StaticTreeSize, best_shapes, choose_shape, select_nodes
 from paceline.utils import integer
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class _Situation:
         plain, wait: steps since the last try, and how many of them pass before the next one.
     """
 
-    made: tuple[Choice, Shape, Shape] | None = None
+    made: tuple[StaticTreeSize, Shape, Shape] | None = None
     made_at: int = 0
     hopeless: bool = False
     plain: int = 0
@@ -117,7 +117,7 @@ class PPDController(Controller):
         self._signals: Sequence[Signal] = ()
         self._situations: dict[tuple[int, int], _Situation] = {}
         self.steps = 0
-        self.choice = Choice(0, 0, 0.0, 0.0)
+        self.choice = StaticTreeSize(0, 0, 0.0, 0.0)
         self._shape = best_shapes([], 0)
         self._levels: list[int | None] = []
         self.hopeless = self._looks_further = False
@@ -144,7 +144,7 @@ class PPDController(Controller):
             return Plan.nothing(size)
         return Plan([self._budgets(signal) for signal in signals])
 
-    def _chosen(self, here: _Situation, size: int, context: int) -> tuple[Choice, Shape, Shape]:
+    def _chosen(self, here: _Situation, size: int, context: int) -> tuple[StaticTreeSize, Shape, Shape]:
         """What was chosen lately, or is chosen now; the former while plain steps pass, which teach nothing."""
         if here.made is not None:
             waiting = not here.made[0].nodes and here.plain < here.wait
@@ -206,22 +206,22 @@ class PPDController(Controller):
 
     # Estimates
 
-    def choose(self, size: int, context: int) -> tuple[Choice, Shape, Shape]:
+    def choose(self, size: int, context: int) -> tuple[StaticTreeSize, Shape, Shape]:
         """The best size, its shape, and a larger one which looks at more ranks; small ones where nothing pays."""
         chances = self.acceptance.chances()
         shapes = best_shapes(chances, self.max_nodes, max_depth=self.max_depth)
         table, drafting = self.costs(size, context)
-        found = choose_shape(shapes, table, level_seconds=drafting, size=size)
+        fastest = choose_shape(shapes, table, level_seconds=drafting, size=size)
         self.hopeless = (
-            not found.nodes
+            not fastest.nodes
             and not choose_shape(
                 _certain(min(self.max_depth, self.max_nodes)), table, level_seconds=drafting, size=size
             ).nodes
         )
-        nodes, depth = found[:2] if found.nodes else TRIAL_SIZE
+        nodes, depth = fastest[:2] if fastest.nodes else TRIAL_SIZE
         more = min(nodes + 1, self.max_nodes), min(depth + 1, self.max_depth)
         wide = best_shapes(np.maximum(chances, PRIOR), more[0], max_depth=more[1])
-        return found, shapes.cut(nodes, depth), wide
+        return fastest, shapes.cut(nodes, depth), wide
 
     def costs(self, size: int, context: int) -> tuple[list[float], list[float]]:
         """Seconds of a step apart from drafting by rows, measured up to the largest tree, and of drafting by levels."""

@@ -13,7 +13,7 @@ from paceline.controllers.policies.base import MAX_LENGTH, ThresholdController
 from paceline.utils import integer, number
 
 if TYPE_CHECKING:
-    from paceline.controllers.policies.base import SequenceState
+    from paceline.controllers.policies.base import PolicyState
     from paceline.tree import TokenTree
 
 EDGES: Final = (0.95, 0.8, 0.5)
@@ -55,7 +55,7 @@ class SwiftController(ThresholdController):
         integer("max_step_draft", max_step_draft, 1, MAX_LENGTH)
         super().__init__(max_step_draft, stop_threshold, num_speculative_tokens, disable_by_batch_size)
 
-    def _kept(self, state: SequenceState[None], tree: TokenTree) -> list[int]:
+    def _kept(self, state: PolicyState[None], tree: TokenTree) -> list[int]:
         """The best node of each level of each drafter's chain, and beside it as many as its confidence calls for."""
         kept = super()._kept(state, tree)
         if tree.is_chain:

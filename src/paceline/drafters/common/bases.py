@@ -5,11 +5,11 @@ they share.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
-from paceline.drafters.common.draft_state import Follower
+from paceline.drafters.common.draft_state import CacheFollower
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import integer, need
@@ -23,13 +23,30 @@ METHODS: Final = ("probabilistic", "greedy")
 UNLIMITED: Final = 2**31
 
 
-def limit_of(given: int | None) -> int:
+def draft_where(
+    steps: Sequence[int], draft: Callable[..., list[TokenTree]], *columns: Sequence[Any]
+) -> list[TokenTree]:
+    """Draft for those sequences alone of which some steps are wanted; trees of all, empty ones for the others.
+
+    Args:
+        steps: of each sequence. draft: makes trees of the columns' values for the sequences that draft.
+    """
+    trees = [EMPTY_TREE] * len(steps)
+    active = [i for i, count in enumerate(steps) if count > 0]
+    if active:
+        drafted = draft(*([column[i] for i in active] for column in columns))
+        for i, tree in zip(active, drafted, strict=True):
+            trees[i] = tree
+    return trees
+
+
+def limit_of(num_speculative_tokens: int | None) -> int:
     """`num_speculative_tokens`, UNLIMITED for None, where the budget alone decides.
 
     Raises:
         ConfigError: no number of tokens.
     """
-    limit = UNLIMITED if given is None else given
+    limit = UNLIMITED if num_speculative_tokens is None else num_speculative_tokens
     integer("num_speculative_tokens", limit, 0)
     return limit
 
@@ -46,7 +63,7 @@ def model_of(args: DrafterArgs, method: str, model: str | None) -> tuple[str, Mo
 
 
 def check_method(method: str | None) -> None:
-    """`draft_sample_method`.
+    """Reject what is no `draft_sample_method`.
 
     Raises:
         ConfigError: a name that is not known.
@@ -63,7 +80,7 @@ def draws_for(context: Context, method: str | None) -> bool:
     return context.temperature > 0 and (method == "probabilistic" or (method is None and not context.seeded))
 
 
-F = TypeVar("F", bound=Follower)
+F = TypeVar("F", bound=CacheFollower)
 
 
 class ModelDrafter(Drafter, Generic[F]):

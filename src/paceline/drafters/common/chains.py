@@ -1,4 +1,4 @@
-"""Trees made in a few microseconds."""
+"""Trees draft in a few microseconds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Draft:
 def chain_tree(
     tokens: Sequence[int], confidence: Sequence[float], source: int, rows: Sequence[torch.Tensor | None] = ()
 ) -> TokenTree:
-    """`TokenTree.chain` without its checks.
+    """Make a chain as `TokenTree.chain` does, without its checks.
 
     Columns that follow from the length are shared among all chains of that length.
 
@@ -39,19 +39,21 @@ def chain_tree(
     """
     if not tokens:
         return EMPTY_TREE
-    chances = np.array(confidence if max(confidence) <= 1.0 else [min(one, 1.0) for one in confidence], np.float32)
+    chances = np.array(
+        confidence if max(confidence) <= 1.0 else [min(chance, 1.0) for chance in confidence], np.float32
+    )
     trials = {node - 1: (Trial(node, row),) for node, row in enumerate(rows) if row is not None}
     return chain_of(np.array(tokens, np.int32), chances, source, trials or _NOTHING)
 
 
 def chain_of(tokens: Ints, confidence: Chances, source: int, trials: Trials = _NOTHING) -> TokenTree:
     """The same of (n,) int32 tokens and (n,) float32 chances in 0..1, which the tree keeps."""
-    made: Any = _Draft()
-    made.parents, made.depths, made.kinds = chain_columns(count := len(tokens))
-    made.tokens, made.sources, made.confidence = tokens, chain_sources(count, source), confidence
-    made.trials, made.also = trials, _NOTHING
-    made.__class__ = TokenTree
-    tree: TokenTree = made
+    draft: Any = _Draft()
+    draft.parents, draft.depths, draft.kinds = chain_columns(count := len(tokens))
+    draft.tokens, draft.sources, draft.confidence = tokens, chain_sources(count, source), confidence
+    draft.trials, draft.also = trials, _NOTHING
+    draft.__class__ = TokenTree
+    tree: TokenTree = draft
     return tree
 
 

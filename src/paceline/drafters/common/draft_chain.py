@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ChainDraft:
-    """One chain under construction.
+    """Collects the tokens of one chain, level by level.
 
     Attributes:
         context: of the sequence. steps: most tokens. go_on: called before each token but the first. drawn: sample from
@@ -92,7 +92,7 @@ def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
         if not draft.drawn:
             (tokens,), (chances,) = best_tokens(rows, 1)
             draft.add_best(tokens, chances)
-        elif found := draw_for(draft.context, row_v := chances_of(rows)[0], (), len(draft.behind) + len(draft.tokens)):
-            draft.add(*found, row_v)
+        elif drawn := draw_for(draft.context, row_v := chances_of(rows)[0], (), len(draft.behind) + len(draft.tokens)):
+            draft.add(*drawn, row_v)
         else:
             draft.reach = 0.0

@@ -74,7 +74,7 @@ def chances_of(weights_rv: torch.Tensor) -> torch.Tensor:
 def rows_before_a_dead_end(weights_rv: torch.Tensor) -> int:
     """How many rows come before the first one that allows no token; all of them where there is none."""
     largest = weights_rv.amax(-1).tolist()
-    return next((row for row, one in enumerate(largest) if one == -math.inf), len(largest))
+    return next((row for row, value in enumerate(largest) if value == -math.inf), len(largest))
 
 
 def best_tokens(weights_rv: torch.Tensor, width: int) -> tuple[list[list[int]], list[list[float]]]:
@@ -112,8 +112,8 @@ def draw_tokens(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tup
         left_v = row_v.index_fill(0, torch.tensor(removed, device=row_v.device), 0.0)
     heights_v = left_v.cumsum(0, dtype=torch.float64)
     total = heights_v[-1:]
-    found = torch.searchsorted(heights_v, luck * total, right=True).minimum(torch.searchsorted(heights_v, total))
-    index = found.clamp_(max=len(row_v) - 1)  # NaN has no place among the heights
+    place = torch.searchsorted(heights_v, luck * total, right=True).minimum(torch.searchsorted(heights_v, total))
+    index = place.clamp_(max=len(row_v) - 1)  # NaN has no place among the heights
     token, mass, chance = torch.cat(
         (index.double(), total, row_v.gather(0, index).double())
     ).tolist()  # one wait for the device

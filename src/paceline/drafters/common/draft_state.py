@@ -26,7 +26,7 @@ FEW: Final = 16
 """Tokens of a text that are fed together with a tree behind it, where a cache lacks no more."""
 
 
-class Follower:
+class CacheFollower:
     """A cache that follows the text of one sequence."""
 
     __slots__ = ("cache", "context")
@@ -40,11 +40,11 @@ class Follower:
         return self.context.tokens[self.cache.length :]
 
     def fed(self) -> None:
-        """The cache holds more of the text."""
+        """Note that the cache holds more of the text; by default nothing."""
 
 
-class DraftState(Follower):
-    """What a draft model knows of one sequence.
+class DraftState(CacheFollower):
+    """Keeps what a draft model knows of one sequence.
 
     Attributes:
         base: number of tokens at the start of the text that the cache holds.
@@ -92,20 +92,20 @@ class DraftState(Follower):
 
 
 def agreed(old: Sequence[int], new: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Count the tokens that both begin with."""
     return next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
 
 
 def along(tokens: Sequence[int], parents: Sequence[int], text: Sequence[int]) -> list[int]:
     """The nodes of a tree along a text from the root, as far as they are there."""
     children = {key: node for node, key in enumerate(zip(parents, tokens, strict=True))}
-    found: list[int] = []
+    nodes: list[int] = []
     for token in text:
-        node = children.get((found[-1] if found else -1, token))
+        node = children.get((nodes[-1] if nodes else -1, token))
         if node is None:
             break
-        found.append(node)
-    return found
+        nodes.append(node)
+    return nodes
 
 
 def check_known(runner: Runner, tokens: Sequence[int]) -> None:
@@ -122,7 +122,7 @@ def check_known(runner: Runner, tokens: Sequence[int]) -> None:
         )
 
 
-def catch_up(runner: Runner, states: Sequence[Follower], leave: int, most: int | None = None) -> None:
+def catch_up(runner: Runner, states: Sequence[CacheFollower], leave: int, most: int | None = None) -> None:
     """Feed what the caches lack but for the last `leave` tokens, in chunks, where it is more than `most` (None: than
     `leave`).
 

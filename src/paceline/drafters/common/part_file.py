@@ -21,8 +21,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
-class Part:
-    """One such file.
+class PartFile:
+    """Writes one such file, and holds a lock on it meanwhile.
 
     Args:
         path: of the datastore.
@@ -64,8 +64,8 @@ class Part:
     def _clear(self) -> None:
         """Delete parts of this datastore that nobody writes any more."""
         ours = re.compile(re.escape(self._stem) + r"\.[0-9a-f]{8}\.part")
-        with suppress(OSError), os.scandir(self.path.parent) as found:
-            for entry in found:
+        with suppress(OSError), os.scandir(self.path.parent) as entries:
+            for entry in entries:
                 if ours.fullmatch(entry.name):
                     with suppress(OSError):
                         _delete_unless_held(Path(entry.path))

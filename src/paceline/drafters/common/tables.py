@@ -1,6 +1,6 @@
 """Tables that a drafter learns from text: one per tenant, on disk between runs.
 
-A drafter that has them keeps a `Tables` under the name `tables`, which `LLM.save_tables` finds.
+A drafter that has them keeps a `TenantTables` under the name `tables`, which `LLM.save_tables` finds.
 
 A file is one method's tables of all tenants: tensors are named "INDEX/NAME" after the tenant's position in the list
 `tenants` of the header, beside the method, the vocabulary's size and the tokenizer's fingerprint, which must fit when
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.drafters.base import Drafter, DrafterArgs, SavedTables
-from paceline.drafters.common.part_file import Part
+from paceline.drafters.common.part_file import PartFile
 from paceline.errors import DrafterError
 from paceline.utils import integer, need
 
@@ -41,8 +41,8 @@ class OtherOptionError(ValueError):
         super().__init__(f"with {name} {requested}: they were stored with {name} {kept}")
 
 
-class Table(Protocol):
-    """What one tenant has taught a drafter."""
+class TenantTable(Protocol):
+    """Holds what one tenant's texts have taught a drafter."""
 
     def to_arrays(self) -> Arrays:
         """All that must be kept, as NumPy arrays of fixed dtypes; at least one."""
@@ -59,10 +59,10 @@ class Table(Protocol):
         """
 
 
-T = TypeVar("T", bound=Table)
+T = TypeVar("T", bound=TenantTable)
 
 
-class Tables(Generic[T]):
+class TenantTables(Generic[T]):
     """One table per tenant, the least recently used dropped beyond `max_tenants`.
 
     Args:
@@ -137,7 +137,7 @@ class Tables(Generic[T]):
         }
         header = {"tenants": json.dumps(list(self._of)), "shared": json.dumps(self.shared), **self._header()}
         path = where / self.file_name
-        half = Part(path)
+        half = PartFile(path)
         try:
             where.mkdir(parents=True, exist_ok=True)
             with half.open() as file:
@@ -180,10 +180,10 @@ class Tables(Generic[T]):
             ) from None
 
     def _check(self, path: Path, header: Mapping[str, str]) -> None:
-        own = self._header()
-        if own["tokenizer"] and header.get("vocab_size", "").isdecimal():
-            del own["vocab_size"]
-        for key, wanted in own.items():
+        expected = self._header()
+        if expected["tokenizer"] and header.get("vocab_size", "").isdecimal():
+            del expected["vocab_size"]
+        for key, wanted in expected.items():
             if header.get(key) != wanted:
                 got = header.get(key, "none")
                 what = f"{key} {got!r} instead of {wanted!r}"
@@ -203,24 +203,24 @@ class Tables(Generic[T]):
             ValueError: no list of names, or not one for each table.
             RecursionError: thousands of brackets.
         """
-        found = json.loads(header.get("tenants", "null"))
+        tenants = json.loads(header.get("tenants", "null"))
         if (
-            not isinstance(found, list)
-            or not all(isinstance(name, str) for name in found)
-            or len(set(found)) < len(found)
+            not isinstance(tenants, list)
+            or not all(isinstance(name, str) for name in tenants)
+            or len(set(tenants)) < len(tenants)
         ):
             raise ValueError("tenants must be a list of different names")
-        if {name.partition("/")[0] for name in arrays} != {str(index) for index in range(len(found))}:
-            raise ValueError(f"tenants must name every table once, and there are {len(found)} names")
-        if self.shared and any(found):
+        if {name.partition("/")[0] for name in arrays} != {str(index) for index in range(len(tenants))}:
+            raise ValueError(f"tenants must name every table once, and there are {len(tenants)} names")
+        if self.shared and any(tenants):
             raise ValueError("tenants must have no names where tables are shared")
-        return found
+        return tenants
 
     def _fill(self, tenants: list[str], arrays: Arrays, stored: int) -> None:
         for index, tenant in enumerate(tenants[-self.max_tenants :], start=max(0, len(tenants) - self.max_tenants)):
             table, prefix = self.new(), f"{index}/"
-            own = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
-            table.read_arrays(own, stored)
+            table_arrays = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+            table.read_arrays(table_arrays, stored)
             self._of[tenant] = table
 
 
@@ -246,9 +246,9 @@ def tables_of(drafters: Iterable[Drafter], folder: str | Path | None = None) -> 
     Raises:
         ConfigError: two of them would be saved to one file.
     """
-    found = [drafter.tables for drafter in drafters if drafter.tables is not None]
+    saved = [drafter.tables for drafter in drafters if drafter.tables is not None]
     files: set[Path] = set()
-    for tables in found:
+    for tables in saved:
         where = Path(folder) if folder is not None else tables.folder and tables.folder.resolve()
         if where is not None:
             path = where / tables.file_name
@@ -258,4 +258,4 @@ def tables_of(drafters: Iterable[Drafter], folder: str | Path | None = None) -> 
             )
             need(path not in files, "tables" if folder is None else "folder", f"{rule}; {remedy}", str(path))
             files.add(path)
-    return found
+    return saved

@@ -33,7 +33,7 @@ LEAST_ROOM: Final = 256
 
 
 class DenoisedState:
-    """One sequence.
+    """Keeps one sequence with its cache, where the model has one.
 
     Attributes:
         cache: of the text's whole blocks, `slots` long; None where nothing is stored.
@@ -51,7 +51,7 @@ S = TypeVar("S", bound=DenoisedState)
 
 
 class DenoisingDrafter(Drafter, Generic[S]):
-    """Base of these drafters.
+    """Drafts what a diffusion language model fills into masks behind the text; a drafter chooses among its logits.
 
     Args:
         args: of the drafter.
@@ -151,11 +151,11 @@ class DenoisingDrafter(Drafter, Generic[S]):
 
     def _look(self, active: Sequence[tuple[S, int]]) -> list[torch.Tensor]:
         """(k, v) logits of the first k masks of each."""
-        found = self.denoiser.forward([self._call(state, steps) for state, steps in active])
+        logits = self.denoiser.forward([self._call(state, steps) for state, steps in active])
         for state, _ in active:
             if state.cache is not None:
                 state.cache.truncate(self.whole_blocks(len(state.context.tokens)))
-        return found
+        return logits
 
     def _call(self, state: S, steps: int) -> Call:
         """The pass, of whose rows the first masks' are wanted."""

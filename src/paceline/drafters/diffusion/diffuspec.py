@@ -32,7 +32,7 @@ import torch
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_rows import NAN, rows_before_a_dead_end, weights
-from paceline.drafters.common.tables import Tables
+from paceline.drafters.common.tables import TenantTables
 from paceline.drafters.diffusion.base import DenoisedState, DenoisingDrafter
 from paceline.drafters.diffusion.trigram_counts import SMALLEST, Longs, Slots, TrigramCounts, chance
 from paceline.errors import DrafterError
@@ -54,7 +54,7 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Lattice:
-    """Candidates of each slot.
+    """Holds the candidates of each slot, pruned.
 
     Attributes:
         tokens: (k, m) int64, likeliest first, end tokens that mass left out behind them; NONE where there are fewer.
@@ -70,7 +70,7 @@ class Lattice:
 
 
 def lattice_of(weights_kv: torch.Tensor, *, mass: float, most: int, ends: Sequence[int]) -> Lattice:
-    """Prune each slot.
+    """Prune each slot to its likeliest candidates.
 
     Args:
         weights_kv: (k, v) log-weights, each of which allows a token. mass: in 0..1. most: tokens of a slot, 1 or more.
@@ -79,8 +79,8 @@ def lattice_of(weights_kv: torch.Tensor, *, mass: float, most: int, ends: Sequen
         DrafterError: NaN.
     """
     log_kv = weights_kv.double().log_softmax(-1)
-    values, found = log_kv.topk(min(most, log_kv.shape[-1]))
-    log_p, tokens, last = values.cpu().numpy(), found.cpu().numpy(), np.array(ends, np.int64)
+    values, columns = log_kv.topk(min(most, log_kv.shape[-1]))
+    log_p, tokens, last = values.cpu().numpy(), columns.cpu().numpy(), np.array(ends, np.int64)
     if not (log_p[:, 0] > -np.inf).all():
         raise DrafterError(NAN)
     end_log_p = log_kv[:, list(ends)].cpu().numpy()
@@ -115,8 +115,8 @@ def best_path(lattice: Lattice, counts: TrigramCounts, before: Sequence[int], *,
 @part_of_compiled
 def among(ends: Longs, token: int) -> bool:
     """Whether a token is an end token; they are few."""
-    for one in ends:  # noqa: SIM110  # numba compiles no generators
-        if one == token:
+    for end in ends:  # noqa: SIM110  # numba compiles no generators
+        if end == token:
             return True
     return False
 
@@ -267,7 +267,9 @@ class DiffuSpecDrafter(DenoisingDrafter[CountedState]):
         self.candidate_mass, self.max_candidates = float(candidate_mass), max_candidates
         first = _tokens_of(ngram_file, args)
         new = partial(_counts, 1 << (ngram_slots - 1).bit_length(), args.vocab_size, first)
-        self.tables: Tables[TrigramCounts] = Tables("diffuspec", args, new, folder=tables, shared=shared_tables)
+        self.tables: TenantTables[TrigramCounts] = TenantTables(
+            "diffuspec", args, new, folder=tables, shared=shared_tables
+        )
         self._compile()
 
     def _state(self, context: Context) -> CountedState:

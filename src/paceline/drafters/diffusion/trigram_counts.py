@@ -67,7 +67,7 @@ def slot_of(slots: Slots, wanted: np.int64) -> int:
 
 @part_of_compiled
 def count(slots: Slots, kind: int, a: int, b: int, c: int) -> int:
-    """How often an entry was counted."""
+    """Give how often an entry was counted."""
     return int(slots[1][slot_of(slots, key(kind, a, b, c))])
 
 
@@ -122,7 +122,7 @@ def move(old: Slots, new: Slots, halve: bool) -> int:
 
 
 class TrigramCounts:
-    """What one tenant's texts taught.
+    """Counts the trigrams of one tenant's texts.
 
     Args:
         most: slots of the table, a power of two of SMALLEST or more; at most half of them are used. vocab_size: ids lie
@@ -147,7 +147,7 @@ class TrigramCounts:
         return chance(self.slots, a, b, c, self.vocab_size)
 
     def to_arrays(self) -> Arrays:
-        """The entries in use."""
+        """Give the entries in use."""
         used = self.slots[1] > 0
         return {"hashes": self.slots[0][used], "counts": self.slots[1][used]}
 
@@ -158,10 +158,10 @@ class TrigramCounts:
         Raises:
             ValueError: arrays that are missing, of another shape or dtype, or out of range.
         """
-        given: dict[str, npt.NDArray[Any]] = {name: arrays[name] for name in DTYPES if name in arrays}
-        if {name: array.dtype for name, array in given.items()} != DTYPES or given["hashes"].ndim != 1:
+        stored_arrays: dict[str, npt.NDArray[Any]] = {name: arrays[name] for name in DTYPES if name in arrays}
+        if {name: array.dtype for name, array in stored_arrays.items()} != DTYPES or stored_arrays["hashes"].ndim != 1:
             raise ValueError("hashes must be int64 and counts int32, one for each")
-        hashes, counts = given["hashes"], given["counts"]
+        hashes, counts = stored_arrays["hashes"], stored_arrays["counts"]
         if hashes.shape != counts.shape or not (counts > 0).all() or not (hashes & 1 == 1).all():
             raise ValueError("counts must be positive, one for each hash")
         if np.unique(hashes).size != hashes.size:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import ModelDrafter, draws_for
+from paceline.drafters.common.bases import ModelDrafter, draft_where, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.common.draft_state import FEW, DraftState, catch_up
 from paceline.drafters.growth.base import grow, model_scores
@@ -22,7 +22,7 @@ from paceline.drafters.growth.policies import TreePolicy
 from paceline.drafters.vocab import trimmed_head
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models import Runner
-from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
+from paceline.tree import Budget, Scores, TokenTree, Verdict
 from paceline.utils import need
 
 logger = logging.getLogger("paceline")
@@ -102,11 +102,11 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
                 size,
             )
             return None
-        found = trimmed_head.cut_head(size, file, args.models, args.vocab_size, model=model)
-        if found.words:
-            self.note = found.words
-            logger.info("%s: %s", self.name, found.words)
-        return found.tokens
+        cut = trimmed_head.cut_head(size, file, args.models, args.vocab_size, model=model)
+        if cut.words:
+            self.note = cut.words
+            logger.info("%s: %s", self.name, cut.words)
+        return cut.tokens
 
     def _use(self, runner: Runner, name: str) -> None:
         """Draft with this model."""
@@ -130,16 +130,11 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
     def propose(
         self, states: Sequence[DraftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
     ) -> list[TokenTree]:
-        trees = [EMPTY_TREE] * len(states)
         steps = [self._steps(state, budget) for state, budget in zip(states, budgets, strict=True)]
-        active = [i for i, count in enumerate(steps) if count > 0]
-        for i in active:
-            states[i].confirm(self.runner)
-        if active:
-            found = self._draft([states[i] for i in active], [budgets[i] for i in active], [steps[i] for i in active])
-            for i, tree in zip(active, found, strict=True):
-                trees[i] = tree
-        return trees
+        for state, count in zip(states, steps, strict=True):
+            if count > 0:
+                state.confirm(self.runner)
+        return draft_where(steps, self._draft, states, budgets, steps)
 
     def observe(
         self,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from paceline.models import Runner, SequenceCache
 
 
-class Drafted(NamedTuple):
+class PearlDraft(NamedTuple):
     """A token, its chance, and the (v,) row that it was drawn from, None where it was taken as the likeliest."""
 
     token: int
@@ -65,7 +65,7 @@ class PearlState(DraftState):
 
     def __init__(self, context: Context, cache: SequenceCache, base: int = 0) -> None:
         super().__init__(context, cache, base)
-        self.drafted: list[Drafted] = []
+        self.drafted: list[PearlDraft] = []
         self.rooted, self.window = len(context.tokens), 0
         self.go_on: GoOn = always_go_on
 
@@ -81,13 +81,15 @@ class PearlState(DraftState):
     def tree(self, nodes: int, source: int) -> TokenTree:
         """The first drafted tokens as a chain."""
         some = self.drafted[:nodes]
-        return chain_tree([one.token for one in some], [one.chance for one in some], source, [one.row for one in some])
+        return chain_tree(
+            [draft.token for draft in some], [draft.chance for draft in some], source, [draft.row for draft in some]
+        )
 
     def is_front(self, tree: TokenTree) -> bool:
         """Whether a tree is the beginning of what is drafted, and nothing else."""
         tokens = tree.tokens.tolist()
         fits = len(tokens) <= len(self.drafted) and all(
-            one.token == token for one, token in zip(self.drafted, tokens, strict=False)
+            draft.token == token for draft, token in zip(self.drafted, tokens, strict=False)
         )
         return fits and tree.is_chain and not tree.kinds.any()
 
@@ -102,19 +104,19 @@ class PearlState(DraftState):
             if self.cache.length > (length := self.base + len(self.ahead)):
                 runner.truncate(self.cache, length)
 
-    def add(self, found: Sequence[Drafted]) -> None:
+    def add(self, drafts: Sequence[PearlDraft]) -> None:
         """So much was drafted behind the rest; the cache holds all of it but the last."""
-        self.drafted += found
+        self.drafted += drafts
         self._hold()
 
     def _hold(self) -> None:
-        self.base, self.ahead = self.rooted, [one.token for one in self.drafted[:-1]]
+        self.base, self.ahead = self.rooted, [draft.token for draft in self.drafted[:-1]]
 
     def follow(self, tree: TokenTree, verdict: Verdict, runner: Runner) -> None:
         """Keep what was drafted behind the new text, which the context holds already. The window is over."""
         self.window, used = 0, len(tree) + 1
         whole = self.is_front(tree) and len(verdict.path) == len(tree) and len(self.drafted) >= used
-        if not whole or self.context.tokens[self.rooted :] != [one.token for one in self.drafted[:used]]:
+        if not whole or self.context.tokens[self.rooted :] != [draft.token for draft in self.drafted[:used]]:
             self.drop(runner)
             return
         self.drafted, self.rooted = self.drafted[used:], len(self.context.tokens)
@@ -148,7 +150,7 @@ LONGEST: Final = 16
 
 @dataclass(slots=True)
 class Throughput:
-    """What was seen of one mode."""
+    """Sums up what was seen of one mode."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -161,7 +163,7 @@ class Throughput:
 
 @dataclass(slots=True)
 class OverlapChoice:
-    """The choice for one size of batch.
+    """Chooses, for one size of batch, whether drafting overlaps with verification.
 
     Attributes:
         decided: whether steps draft beside the target; None while it is tried.
@@ -204,7 +206,7 @@ class OverlapChoice:
 
 
 class OverlapChoices:
-    """An `OverlapChoice` for every size of batch.
+    """Keeps an `OverlapChoice` for every size of batch.
 
     Args:
         name: of the method, for the log.
@@ -235,7 +237,7 @@ class OverlapChoices:
         self._from = now
 
     def stepped(self, batch: int, tokens: int, *, alone: bool) -> None:
-        """The step is over.
+        """Note that the step is over.
 
         Args:
             batch: sequences that go on. tokens: that it brought. alone: whether it drafted before the target scored.
@@ -348,9 +350,11 @@ class PearlDrafter(DraftModelDrafter):
                 state.drop(self.runner)
                 alone.append(i)
         if alone:
-            found = super().propose([states[i] for i in alone], [budgets[i] for i in alone], [EMPTY_TREE] * len(alone))
-            self.choices.drafted(max(map(len, found)))
-            for i, tree in zip(alone, found, strict=True):
+            drafted = super().propose(
+                [states[i] for i in alone], [budgets[i] for i in alone], [EMPTY_TREE] * len(alone)
+            )
+            self.choices.drafted(max(map(len, drafted)))
+            for i, tree in zip(alone, drafted, strict=True):
                 trees[i] = tree
         return trees
 
@@ -364,12 +368,12 @@ class PearlDrafter(DraftModelDrafter):
         def work() -> list[DraftedToken | None]:
             lacking = [
                 (state, state.window + len(tree) - len(state.drafted))
-                for state, tree, own in zip(states, trees, requested, strict=True)
-                if own
+                for state, tree, wanted in zip(states, trees, requested, strict=True)
+                if wanted
             ]
             self._draft_on([(state, count) for state, count in lacking if count > 0])
             each = zip(states, trees, requested, strict=True)
-            return [first_drafted(state, len(tree)) if own else None for state, tree, own in each]
+            return [first_drafted(state, len(tree)) if wanted else None for state, tree, wanted in each]
 
         return Ahead(work, threads)
 
@@ -402,18 +406,20 @@ class PearlDrafter(DraftModelDrafter):
             state.tidy(self.runner)
         chains = [
             ChainDraft(
-                state.context, count, state.go_on, self._drawn(state), behind=[one.token for one in state.drafted]
+                state.context, count, state.go_on, self._drawn(state), behind=[draft.token for draft in state.drafted]
             )
             for state, count in lacking
         ]
         draft_chains(self.runner, [state for state, _ in lacking], chains, self.vocab_size, self.index)
         for (state, _), chain in zip(lacking, chains, strict=True):
-            state.add([Drafted(*one) for one in zip(chain.tokens, chain.confidence, chain.rows, strict=True)])
+            state.add(
+                [PearlDraft(*columns) for columns in zip(chain.tokens, chain.confidence, chain.rows, strict=True)]
+            )
 
 
 def first_drafted(state: PearlState, position: int) -> DraftedToken | None:
     """What was drafted behind so many tokens; points are found in the target's own token, and need no trial."""
     if position >= len(state.drafted):
         return None
-    found = state.drafted[position]
-    return None if found.row is None else DraftedToken(found.token, found.row)
+    draft = state.drafted[position]
+    return None if draft.row is None else DraftedToken(draft.token, draft.row)

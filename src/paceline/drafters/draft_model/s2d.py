@@ -27,7 +27,7 @@ from paceline.drafters.common.bases import ModelDrafter, SampleMethod, draws_for
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
 from paceline.drafters.common.draft_rows import fit_rows
-from paceline.drafters.common.draft_state import Follower, agreed, catch_up
+from paceline.drafters.common.draft_state import CacheFollower, agreed, catch_up
 from paceline.models import LayeredRunner, LayerPlan
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import need, number
@@ -39,7 +39,7 @@ MAX_WAITING: Final = 48
 """Tokens of a text that may wait for deeper layers."""
 
 
-class ExitState(Follower):
+class ExitState(CacheFollower):
     """What a draft model with exits knows of one sequence.
 
     Attributes:
@@ -101,9 +101,11 @@ def deepen(runner: LayeredRunner, states: Sequence[ExitState], index: int, exits
     computed = [state.done[index] for state in states]
     roots = [state.inputs[0] for state in states]
     plan = LayerPlan(first=first, stop=exits[index])
-    found, _ = runner.run_layers([s.cache for s in states], roots, trees, plan=plan, hidden=hidden, computed=computed)
+    states_after, _ = runner.run_layers(
+        [s.cache for s in states], roots, trees, plan=plan, hidden=hidden, computed=computed
+    )
     counts = [len(state.inputs) - done for state, done in zip(states, computed, strict=True)]
-    parts = found.split(counts)
+    parts = states_after.split(counts)
     for state, part in zip(states, parts, strict=True):
         if index:
             state.states[index - 1] = None
@@ -183,16 +185,16 @@ class S2dDrafter(ModelDrafter[ExitState]):
 
     def _logits(self, states: Sequence[ExitState]) -> torch.Tensor:
         """(r, v) logits after each sequence's last input, from the first exit that is sure enough."""
-        found: dict[int, torch.Tensor] = {}
+        row_of: dict[int, torch.Tensor] = {}
         left = list(range(len(states)))
         for index in range(len(self.exits)):
             rows = deepen(self.runner, [states[i] for i in left], index, self.exits)
             sure = [True] * len(left) if index + 1 == len(self.exits) else self._sure(rows, self.thresholds[index])
-            found |= {i: row for i, row, enough in zip(left, rows, sure, strict=True) if enough}
+            row_of |= {i: row for i, row, enough in zip(left, rows, sure, strict=True) if enough}
             left = [i for i, enough in zip(left, sure, strict=True) if not enough]
             if not left:
                 break
-        return torch.stack([found[i] for i in range(len(states))])
+        return torch.stack([row_of[i] for i in range(len(states))])
 
     @staticmethod
     def _sure(rows: torch.Tensor, threshold: float) -> list[bool]:
@@ -201,27 +203,29 @@ class S2dDrafter(ModelDrafter[ExitState]):
         return enough
 
 
-def _exits(given: Sequence[int] | None, layers: int) -> tuple[int, ...]:
+def _exits(chosen: Sequence[int] | None, layers: int) -> tuple[int, ...]:
     """All exits, the whole model last.
 
     Raises:
         ConfigError: a model of one layer, exits that are not layers in ascending order.
     """
     need(layers > 1, "the draft model of method 's2d'", "have two layers or more", layers)
-    if given is None:
-        given = sorted({max(1, layers // 2), max(1, 3 * layers // 4)} - {layers})
-    plain = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
-    whole = plain and all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one < layers for one in given)
+    if chosen is None:
+        chosen = sorted({max(1, layers // 2), max(1, 3 * layers // 4)} - {layers})
+    plain = isinstance(chosen, Sequence) and not isinstance(chosen, str) and len(chosen) > 0
+    whole = plain and all(
+        isinstance(layer, int) and not isinstance(layer, bool) and 1 <= layer < layers for layer in chosen
+    )
     rule = f"be layers in 1..{layers - 1} in ascending order"
-    need(whole and list(given) == sorted(set(given)), "draft_exits", rule, given)
-    return (*given, layers)
+    need(whole and list(chosen) == sorted(set(chosen)), "draft_exits", rule, chosen)
+    return (*chosen, layers)
 
 
-def _thresholds(given: float | Sequence[float], count: int) -> list[float]:
+def _thresholds(thresholds: float | Sequence[float], count: int) -> list[float]:
     """One for each exit but the last."""
-    each = [given] * count if isinstance(given, int | float) else given
+    each = [thresholds] * count if isinstance(thresholds, int | float) else thresholds
     fine = isinstance(each, Sequence) and not isinstance(each, str) and len(each) == count
-    need(fine, "draft_exit_thresholds", f"be one number, or one for each of {count} exits", given)
-    for one in each:
-        number("draft_exit_thresholds", one, 0.0, 2.0, "be in 0..2 (above 1: never leave there)")
-    return [float(one) for one in each]
+    need(fine, "draft_exit_thresholds", f"be one number, or one for each of {count} exits", thresholds)
+    for threshold in each:
+        number("draft_exit_thresholds", threshold, 0.0, 2.0, "be in 0..2 (above 1: never leave there)")
+    return [float(threshold) for threshold in each]

@@ -22,7 +22,7 @@ from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.common.bases import ModelDrafter, draws_for
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_rows import chances_of, fit_rows, rows_before_a_dead_end, uniform, weights
-from paceline.drafters.common.draft_state import FEW, Follower, agreed, catch_up
+from paceline.drafters.common.draft_state import FEW, CacheFollower, agreed, catch_up
 from paceline.drafters.growth.base import as_tree
 from paceline.errors import ConfigError, DrafterError
 from paceline.models import Runner
@@ -40,8 +40,8 @@ _ROUND: Final = 1 << 42
 """Numbers of draws that make seeds."""
 
 
-class MiddleState(Follower):
-    """See the module.
+class MiddleState(CacheFollower):
+    """Keeps the chain of one sequence between the small model and the target (see the module).
 
     Attributes:
         context: the sequence as the target has it. extended: the same with the chain behind it, for the small model.
@@ -280,12 +280,12 @@ def _inner(args: DrafterArgs, config: Mapping[str, Any] | str) -> Drafter:
     need(isinstance(config, Mapping | str), "draft", "be a dict or the name of a method", config)
     if args.nested is None:
         raise ConfigError("method 'specmquant' needs an engine that makes its small model; leave model and draft out")
-    made = args.nested(config)
-    if not made.rewinds:
+    drafter = args.nested(config)
+    if not drafter.rewinds:
         raise DrafterError(
-            f"draft of 'specmquant' must be draft_model or quantized_copy, got {made.name!r}, which cannot go back"
+            f"draft of 'specmquant' must be draft_model or quantized_copy, got {drafter.name!r}, which cannot go back"
         )
-    return made
+    return drafter
 
 
 def _middle(args: DrafterArgs, quantization: str | None, model: str | None) -> Runner:

@@ -26,7 +26,7 @@ Found = tuple[int, float, Trial | None]
 
 
 class HasContext(Protocol):
-    """What policies know of a drafter's state."""
+    """Says what policies need of a drafter's state."""
 
     @property
     def context(self) -> Context: ...
@@ -48,7 +48,7 @@ class FedState(HasContext, Protocol):
 
 
 class Siblings(Protocol):
-    """The children of one node.
+    """Gives the children of one node, one after the other.
 
     Attributes:
         share: of the chance that the node is reached, what the next child may still win; it never grows.
@@ -78,11 +78,11 @@ class DrawnSiblings:
 
     def take(self, node: int) -> Found | None:
         """See `Siblings`. `node` is the number of the draw."""
-        found = draw_for(self._context, self._row_v, self._removed, node)
-        if found is None:
+        drawn = draw_for(self._context, self._row_v, self._removed, node)
+        if drawn is None:
             self.share = 0.0
             return None
-        token, chance = found
+        token, chance = drawn
         trial = Trial(node, self._row_v, self._removed, order=node)
         self._removed = (*self._removed, token)
         self.share = max(self.share - chance, 0.0)
@@ -123,7 +123,7 @@ def siblings_of(context: Context, weights_fv: torch.Tensor, *, drawn: bool, most
 
 @dataclass(slots=True)
 class Growth(ABC):
-    """One tree under construction.
+    """Grows one tree, front by front.
 
     Attributes:
         nodes, depth: limits. go_on: called before each level but the first. drawn: sample from q instead of choosing by
@@ -177,10 +177,10 @@ class Growth(ABC):
 
     def take(self, parent: int, family: Siblings) -> int | None:
         """A new node for the next child of a family; its number, None if no child is left."""
-        found = family.take(len(self.tokens))
-        if found is None:
+        child = family.take(len(self.tokens))
+        if child is None:
             return None
-        token, chance, trial = found
+        token, chance, trial = child
         if trial is not None:
             self.trials.setdefault(parent, []).append(trial)
         return self.add(parent, token, chance)
@@ -199,7 +199,7 @@ class Growth(ABC):
         """What was grown; of points, the nodes most likely reached."""
         if not self.tokens:
             return EMPTY_TREE
-        trials = {parent: tuple(found) for parent, found in self.trials.items()}
+        trials = {parent: tuple(drawn_trials) for parent, drawn_trials in self.trials.items()}
         tree = TokenTree.build(self.tokens, self.parents, confidence=self.confidence, sources=source, trials=trials)
         return tree if self.drawn else select_nodes(tree, self.nodes)
 
@@ -271,11 +271,11 @@ def _feed(runner: Runner, drafts: Sequence[Growth]) -> list[torch.Tensor]:
     trees = [as_tree(tokens[1:], [p - 1 for p in parents[1:]]) for tokens, parents in inputs]
     roots = [tokens[0] for tokens, _ in inputs]
     scores = runner.score([state.cache for state in states], roots, trees, computed=computed)
-    found = []
+    logits = []
     for i, (draft, state, (tokens, parents)) in enumerate(zip(drafts, states, inputs, strict=True)):
         state.fed_tokens, state.fed_parents = tokens, parents
-        found.append(scores.of(i)[-len(draft.front) :])
-    return found
+        logits.append(scores.of(i)[-len(draft.front) :])
+    return logits
 
 
 def inputs_of(draft: Growth, state: FedState) -> tuple[list[int], list[int]]:

@@ -70,8 +70,8 @@ class DySpecDraft(_BestFirst):
 
     def expand(self, weights_fv: torch.Tensor) -> None:
         """Add nodes until a row is missing, the budget is used up, or no slot is left."""
-        found = siblings_of(self.state.context, weights_fv, drawn=True, most=self.nodes)
-        self.families.update(zip(self.front, found, strict=True))
+        families = siblings_of(self.state.context, weights_fv, drawn=True, most=self.nodes)
+        self.families.update(zip(self.front, families, strict=True))
         self.front = []
         while self.heap and len(self.tokens) < self.nodes:
             parent = self.heap[0][-1]
@@ -111,7 +111,7 @@ class DySpecDraft(_BestFirst):
 
 @dataclass(slots=True)
 class DySpecPoints(_BestFirst, Ranked):
-    """The draft's most likely paths.
+    """Grows a tree of the draft's most likely paths.
 
     Attributes:
         waiting: nodes that were not expanded yet, as a heap of (-reach, number).

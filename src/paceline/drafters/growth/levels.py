@@ -35,7 +35,7 @@ EAGLE2_WIDTH: Final = 10
 
 @dataclass(slots=True)
 class TreeDraft(Growth):
-    """A tree that grows level by level.
+    """Grows a tree level by level.
 
     Attributes:
         width: children of a node, and nodes expanded on a level.
@@ -60,12 +60,12 @@ class TreeDraft(Growth):
         for parent, row_v in zip(self.front, q_fv, strict=True):
             removed: tuple[int, ...] = ()
             for node in range(len(self.tokens), min(len(self.tokens) + self.width, self.nodes)):
-                found = draw_for(self.state.context, row_v, removed, node)
-                if found is None:
+                drawn = draw_for(self.state.context, row_v, removed, node)
+                if drawn is None:
                     break
                 self.trials.setdefault(parent, []).append(Trial(node, row_v, removed))
-                self.add(parent, *found)
-                removed = (*removed, found[0])
+                self.add(parent, *drawn)
+                removed = (*removed, drawn[0])
 
     def _next_front(self, first: int) -> list[int]:
         """The nodes of the last level worth expanding, most likely reached first; none when the tree is done."""
@@ -94,9 +94,9 @@ class GreedyDraft(TreeDraft):
             points = [(token, chance) for token, chance in pairs[: room - 1] if chance > 0.0]
             taken = tuple(token for token, _ in points)
             trials = [Trial(self.add(parent, token, min(chance, 1.0))) for token, chance in points]
-            found = draw_for(self.state.context, row_v, taken, len(self.tokens))
-            if found is not None:
-                trials.append(Trial(self.add(parent, *found), row_v, taken))
+            drawn = draw_for(self.state.context, row_v, taken, len(self.tokens))
+            if drawn is not None:
+                trials.append(Trial(self.add(parent, *drawn), row_v, taken))
                 self.trials[parent] = trials
 
 

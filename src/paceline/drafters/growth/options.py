@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict, TypeVar, get_type_hints
 
 from paceline.drafters.common.bases import SampleMethod
@@ -49,12 +49,7 @@ class GrowthOptions(TypedDict, total=False):
 
 def with_growth_options(drafter: Class) -> Class:
     """The same class, whose constructor takes `**growth`; its signature and docstring name these options too."""
-    hints, kind = get_type_hints(GrowthOptions), inspect.Parameter.KEYWORD_ONLY
-    create = drafter.__init__  # type: ignore[misc]  # of a class
-    signature = inspect.signature(create)
-    own = [one for one in signature.parameters.values() if one.name not in hints and one.kind is not one.VAR_KEYWORD]
-    shared = [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in hints.items()]
-    create.__signature__ = signature.replace(parameters=[*own, *shared])
+    _add_to_signature(drafter, get_type_hints(GrowthOptions))
     told = inspect.cleandoc(GrowthOptions.__doc__ or "").partition("Attributes:\n")[2]
     before, heading, behind = inspect.cleandoc(drafter.__doc__ or "").partition("Raises:\n")
     head = before.rstrip() if "Args:" in before else f"{before}Args:"
@@ -62,8 +57,30 @@ def with_growth_options(drafter: Class) -> Class:
     return drafter
 
 
+def with_tree_options(drafter: Class) -> Class:
+    """The same of a drafter that draws nothing: without `draft_sample_method`, and what it says of the others stands in
+    its own docstring.
+    """
+    hints = get_type_hints(GrowthOptions)
+    _add_to_signature(drafter, {name: hint for name, hint in hints.items() if name != "draft_sample_method"})
+    return drafter
+
+
+def _add_to_signature(drafter: type, hints: Mapping[str, object]) -> None:
+    """Let the signature of a constructor name these options in place of its `**growth`."""
+    create = drafter.__init__  # type: ignore[misc]  # of a class
+    signature, kind = inspect.signature(create), inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.name not in hints and parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    shared = [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in hints.items()]
+    create.__signature__ = signature.replace(parameters=[*parameters, *shared])
+
+
 def growth_policy(growth: GrowthOptions, usual: PolicyName | None = None) -> TreePolicy:
-    """The policy that the options name.
+    """Make the policy that the options name.
 
     Args:
         usual: where they name none.

@@ -39,7 +39,7 @@ SAMPLED_WIDTH: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class TreePolicy:
-    """How trees grow.
+    """Says how trees grow, and starts them.
 
     Attributes:
         name: one of POLICIES, or "chain".
@@ -72,14 +72,14 @@ class TreePolicy:
             return StaticDraft(*limits, shape=self.shape or budget.shape or _unlearned(budget.nodes, levels))
         kind: Any = SAMPLED.get(self.name, TreeDraft) if drawn else TreeDraft
         more = {"factors": self.factors} if kind is BranchingDraft else {}
-        found: Growth = kind(*limits, drawn, width=self.width, **more)
-        return found
+        growth: Growth = kind(*limits, drawn, width=self.width, **more)
+        return growth
 
 
 def tree_policy(
     name: str | None, *, width: int | Sequence[int] | None, threshold: float | None, paths: object
 ) -> TreePolicy:
-    """The policy that the options name.
+    """Make the policy that the options name.
 
     Without a name, static trees where `paths` are given, else levels, or chains of width 1.
 
@@ -109,23 +109,23 @@ def tree_policy(
     return TreePolicy(name, points=name == "ppd", threshold=threshold)
 
 
-def _width(name: str | None, given: object) -> int | None:
+def _width(name: str | None, width: object) -> int | None:
     """Children of a node, where one number was given."""
-    fine = given is None or (isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= MAX_WIDTH)
-    listed = name == "rsd_c" or isinstance(given, list | tuple)
+    fine = width is None or (isinstance(width, int) and not isinstance(width, bool) and 1 <= width <= MAX_WIDTH)
+    listed = name == "rsd_c" or isinstance(width, list | tuple)
     more = " (with tree_policy 'rsd_c' also a list of them, one per level)" if listed else ""
-    need(fine, "tree_width", f"be an integer in 1..{MAX_WIDTH}{more}", given)
-    return cast("int | None", given)
+    need(fine, "tree_width", f"be an integer in 1..{MAX_WIDTH}{more}", width)
+    return cast("int | None", width)
 
 
-def _factors(given: object) -> tuple[int, ...]:
+def _factors(widths: object) -> tuple[int, ...]:
     """Children of a node by level, where a list was given."""
-    if isinstance(given, str) or not isinstance(given, Sequence):
+    if isinstance(widths, str) or not isinstance(widths, Sequence):
         return ()
-    whole = all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= MAX_WIDTH for one in given)
+    whole = all(isinstance(width, int) and not isinstance(width, bool) and 1 <= width <= MAX_WIDTH for width in widths)
     rule = f"be a list of 1..{MAX_WIDTH} integers in 1..{MAX_WIDTH}, one per level"
-    need(whole and 1 <= len(given) <= MAX_WIDTH, "tree_width", rule, given)
-    return tuple(given)
+    need(whole and 1 <= len(widths) <= MAX_WIDTH, "tree_width", rule, widths)
+    return tuple(widths)
 
 
 @lru_cache(maxsize=64)

@@ -56,7 +56,7 @@ class BranchingDraft(TreeDraft):
 
 @dataclass(slots=True)
 class BeamDraft(Growth):
-    """RSD-S: stochastic beam search.
+    """Grows a tree by stochastic beam search, as RSD-S does.
 
     Attributes:
         width: nodes of a level.
@@ -102,15 +102,15 @@ def later(score: float, rate: float, luck: float) -> float:
 
 @dataclass(slots=True)
 class ChainsDraft(Growth):
-    """Several chains, drawn together.
+    """Grows several chains that are drawn together.
 
     Attributes:
-        width: chains. on: node -> chains that go through it. made: draws so far.
+        width: chains. on: node -> chains that go through it. draws: draws so far.
     """
 
     width: int = 1
     on: dict[int, int] = field(default_factory=dict)
-    made: int = 0
+    draws: int = 0
 
     def expand(self, weights_fv: torch.Tensor) -> None:
         """Go on with every chain that reached the front, as far as the budget goes, and choose the next front."""
@@ -127,13 +127,13 @@ class ChainsDraft(Growth):
         """Draw with replacement; the trials share the row, by which k-SEQ knows them."""
         children: dict[int, int] = {}
         for _ in range(number):
-            found = draw_for(self.state.context, row_v, (), self.made)
-            if found is None:
+            drawn = draw_for(self.state.context, row_v, (), self.draws)
+            if drawn is None:
                 return
-            token, chance = found
+            token, chance = drawn
             if token not in children:
                 children[token] = self.add(parent, token, chance)
             node = children[token]
             self.on[node] = self.on.get(node, 0) + 1
-            self.trials.setdefault(parent, []).append(GroupTrial(node, row_v, order=self.made, group=number))
-            self.made += 1
+            self.trials.setdefault(parent, []).append(GroupTrial(node, row_v, order=self.draws, group=number))
+            self.draws += 1

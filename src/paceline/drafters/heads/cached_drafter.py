@@ -18,7 +18,7 @@ from paceline.tree import Scores, TokenTree, Verdict
 
 
 class CachedState:
-    """One sequence.
+    """Keeps one sequence, with the cache of its head's layer and states that are not in it yet.
 
     Attributes:
         cache: of the head's layer; its inputs are those of the tokens before `states.first`.
@@ -41,7 +41,7 @@ class CachedState:
 
 
 class HasCaches(Protocol):
-    """A head with a decoder layer."""
+    """Says what a head with a decoder layer can do."""
 
     @property
     def runner(self) -> object:
@@ -60,7 +60,7 @@ C = TypeVar("C", bound=CachedState)
 
 
 class CachedHeadDrafter(HeadDrafter[C]):
-    """Base of these drafters.
+    """Drafts with heads that have a decoder layer, whose cache follows the text.
 
     Attributes:
         head: whose caches are kept.
@@ -84,8 +84,8 @@ class CachedHeadDrafter(HeadDrafter[C]):
     ) -> None:
         """Take the target's states of the committed tokens."""
         for i, (state, verdict) in enumerate(zip(states, verdicts, strict=True)):
-            found = of_pass(scores, i, verdict, self.taps)
-            known = self.none if found is None else found
+            passed = of_pass(scores, i, verdict, self.taps)
+            known = self.none if passed is None else passed
             state.states.add(known)
             if not state.knows_its_text:
                 self._begin_anew(state, known)

@@ -31,7 +31,7 @@ FEW: Final = 16
 
 
 class FeatureState(CachedState):
-    """One sequence.
+    """Keeps one sequence, and how much of it is in the head's cache.
 
     Attributes:
         kept: how many of `states` the cache has in scratch, before what was drafted.
@@ -64,7 +64,7 @@ def chain(inputs: int) -> TokenTree:
 
 
 class FeatureDrafts:
-    """Drafts for many sequences with one head.
+    """Drafts for many sequences with one head that goes on from its own states.
 
     Args:
         vocab_size: of the target. source: as of `TokenTree.sources`.
@@ -78,18 +78,18 @@ class FeatureDrafts:
         """One chain per state: a pass a level for all of them."""
         self.catch_up(states)
         counts = [state.states.count for state in states]
-        logits, made = self._first(states)
+        logits, hidden = self._first(states)
         active = list(range(len(states)))
         while True:
             self._vocabulary.add_level([drafts[i] for i in active], logits)
             on = [k for k, i in enumerate(active) if drafts[i].wants_more]
             if not on:
                 return [draft.tree(self._source) for draft in drafts]
-            active, made = [active[k] for k in on], made if len(on) == len(active) else made[on]
+            active, hidden = [active[k] for k in on], hidden if len(on) == len(active) else hidden[on]
             fed = [counts[i] + len(drafts[i].tokens) for i in active]
-            logits, made = self.head.step(
+            logits, hidden = self.head.step(
                 [states[i].cache for i in active], [chain(count) for count in fed], [count - 1 for count in fed],
-                tokens=[drafts[i].tokens[-1] for i in active], states=made, picked=range(len(active)),
+                tokens=[drafts[i].tokens[-1] for i in active], states=hidden, picked=range(len(active)),
             )  # fmt: skip
 
     def trees(self, drafts: Sequence[Growth]) -> list[TokenTree]:
@@ -97,8 +97,8 @@ class FeatureDrafts:
         growing = [draft for draft in drafts if draft.front]
         if growing:
             self.catch_up([cast(FeatureState, draft.state) for draft in growing])
-        made: dict[int, torch.Tensor] = {}
-        return grow(lambda active: self._fronts(active, made), drafts, self._source)
+        behind: dict[int, torch.Tensor] = {}
+        return grow(lambda active: self._fronts(active, behind), drafts, self._source)
 
     def catch_up(self, states: Sequence[FeatureState]) -> None:
         """Keep in the caches what the target's states are known of, but for a few."""
@@ -126,10 +126,10 @@ class FeatureDrafts:
         """Logits (b, n) and states (b, hidden) behind each text."""
         counts = [state.states.count for state in states]
         last = [stop - 1 for stop in accumulate(counts)]
-        logits, made = self._feed(states, counts, last)
+        logits, hidden = self._feed(states, counts, last)
         for state, count in zip(states, counts, strict=True):
             state.kept = count
-        return logits, made if len(made) == len(states) else made[last]
+        return logits, hidden if len(hidden) == len(states) else hidden[last]
 
     def _feed(
         self, states: Sequence[FeatureState], counts: Sequence[int], picked: Sequence[int]
@@ -142,18 +142,21 @@ class FeatureDrafts:
             states=self.head.joined(rows[0] if len(rows) == 1 else torch.cat(rows)), picked=picked,
         )  # fmt: skip
 
-    def _fronts(self, drafts: Sequence[Growth], made: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-        """Score the fronts; `made`: by draft, the states (inputs, hidden) behind what is in scratch."""
+    def _fronts(self, drafts: Sequence[Growth], behind: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        """Score the fronts; `behind`: by draft, the states (inputs, hidden) behind what is in scratch."""
         states = [cast(FeatureState, draft.state) for draft in drafts]
         inputs = [inputs_of(draft, state) for draft, state in zip(drafts, states, strict=True)]
         if drafts[0].front == [ROOT]:
             logits, new = self._first(states)
             for draft, row in zip(drafts, new.split(1), strict=True):
-                made[id(draft)] = row.expand(draft.fed[ROOT] + 1, -1)  # of these, the last one alone has children
-            found = logits.split(1)
+                behind[id(draft)] = row.expand(draft.fed[ROOT] + 1, -1)  # of these, the last one alone has children
+            parts = logits.split(1)
         else:
             fed = [len(state.fed_tokens) for state in states]
-            before = [made[id(one)][own[1][-len(one.front) :]] for one, own in zip(drafts, inputs, strict=True)]
+            before = [
+                behind[id(draft)][fed_nodes[1][-len(draft.front) :]]
+                for draft, fed_nodes in zip(drafts, inputs, strict=True)
+            ]
             trees = [as_tree(tokens[1:], [parent - 1 for parent in parents[1:]]) for tokens, parents in inputs]
             counts = [len(draft.front) for draft in drafts]
             logits, new = self.head.step(
@@ -162,8 +165,8 @@ class FeatureDrafts:
                 states=torch.cat(before), picked=range(sum(counts)),
             )  # fmt: skip
             for draft, rows in zip(drafts, new.split(counts), strict=True):
-                made[id(draft)] = torch.cat((made[id(draft)], rows))
-            found = logits.split(counts)
+                behind[id(draft)] = torch.cat((behind[id(draft)], rows))
+            parts = logits.split(counts)
         for state, (tokens, parents) in zip(states, inputs, strict=True):
             state.fed_tokens, state.fed_parents = tokens, parents
-        return [self._vocabulary.fitted(rows) for rows in found]
+        return [self._vocabulary.fitted(rows) for rows in parts]

@@ -9,7 +9,7 @@ from typing import ClassVar, Final, Generic, Protocol, TypeVar
 import torch
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
-from paceline.drafters.common.bases import check_method, draws_for, limit_of
+from paceline.drafters.common.bases import check_method, draft_where, draws_for, limit_of
 from paceline.drafters.common.draft_chain import ChainDraft, add_level, plain
 from paceline.drafters.common.draft_rows import best_tokens, fit_rows
 from paceline.drafters.growth.base import Growth
@@ -18,7 +18,7 @@ from paceline.drafters.growth.policies import PolicyName
 from paceline.drafters.growth.policies import tree_policy as policy_of
 from paceline.errors import CapabilityError
 from paceline.models import Runner
-from paceline.tree import EMPTY_TREE, Budget, TokenTree
+from paceline.tree import Budget, TokenTree
 from paceline.utils import need
 
 STATIC: Final = policy_of("ppd", width=None, threshold=None, paths=None)
@@ -29,7 +29,7 @@ TREES: Final = ("tree_policy", "tree_width", "tree_threshold", "speculative_toke
 
 
 class HeadState(Protocol):
-    """What is known of one sequence."""
+    """Keeps one sequence, and whether the head's states cover its text."""
 
     context: Context
 
@@ -80,17 +80,11 @@ class HeadDrafter(Drafter, Generic[S]):
         self.none = torch.empty(0, len(taps) * info.hidden_size, device=info.device, dtype=info.dtype)
 
     def propose(self, states: Sequence[S], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        trees = [EMPTY_TREE] * len(states)
         steps = [
             min(budget.nodes, budget.depth, self.limit) if state.knows_its_text else 0
             for state, budget in zip(states, budgets, strict=True)
         ]
-        active = [i for i, count in enumerate(steps) if count > 0]
-        if active:
-            found = self._draft([states[i] for i in active], [budgets[i] for i in active], [steps[i] for i in active])
-            for i, tree in zip(active, found, strict=True):
-                trees[i] = tree
-        return trees
+        return draft_where(steps, self._draft, states, budgets, steps)
 
     def _draft(self, states: Sequence[S], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         each = list(zip(states, budgets, steps, strict=True))
@@ -145,5 +139,5 @@ class DraftVocabulary:
         """(r, v) logits over the target's tokens; those that the head does not have cannot be drawn."""
         if self._tokens is None:
             return fit_rows(logits, self._vocab_size)
-        found = logits.new_full((len(logits), self._vocab_size), float("-inf"))
-        return found.index_copy_(1, self._tokens, logits)
+        whole = logits.new_full((len(logits), self._vocab_size), float("-inf"))
+        return whole.index_copy_(1, self._tokens, logits)

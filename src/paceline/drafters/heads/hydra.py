@@ -45,23 +45,23 @@ class PrefixState(CachedState):
     """One sequence; what the target's states are known of goes into the cache of the prefix layer before a draft.
 
     Attributes:
-        made: (0 or 1, hidden) what that layer made of the last state in its cache.
+        start: (0 or 1, hidden) what that layer made of the last state in its cache.
     """
 
-    __slots__ = ("made",)
+    __slots__ = ("start",)
 
-    def __init__(self, context: Context, cache: NativeCache, states: TappedStates, made: torch.Tensor) -> None:
+    def __init__(self, context: Context, cache: NativeCache, states: TappedStates, start: torch.Tensor) -> None:
         super().__init__(context, cache, states)
-        self.made = made
+        self.start = start
 
     @property
     def knows_its_text(self) -> bool:
         states = self.states
-        return states.count + len(self.made) > 0 and states.first + states.count == len(self.context.tokens) - 1
+        return states.count + len(self.start) > 0 and states.first + states.count == len(self.context.tokens) - 1
 
     def begin_anew(self, states: TappedStates) -> None:
         super().begin_anew(states)
-        self.made = self.made[:0]
+        self.start = self.start[:0]
 
 
 @with_growth_options
@@ -96,27 +96,27 @@ class HydraPlusDrafter(CachedHeadDrafter[PrefixState]):
 
     def catch_up(self, states: Sequence[PrefixState]) -> None:
         if behind := [state for state in states if state.knows_its_text and state.states.count > FEW]:
-            self._made(behind)
+            self._starts(behind)
 
     def _new(self, context: Context, cache: NativeCache, states: TappedStates) -> PrefixState:
         return PrefixState(context, cache, states, self.none)
 
     def fork(self, state: PrefixState, context: Context) -> PrefixState:
-        return PrefixState(context, self.head.fork(state.cache), state.states.copy(), state.made)
+        return PrefixState(context, self.head.fork(state.cache), state.states.copy(), state.start)
 
     def _chains(self, states: Sequence[PrefixState], chains: Sequence[ChainDraft]) -> list[TokenTree]:
-        return self._drafts.chains(self._made(states), chains)
+        return self._drafts.chains(self._starts(states), chains)
 
     def _trees(self, growing: Sequence[Growth]) -> list[TokenTree]:
-        return self._drafts.trees(self._made([cast(PrefixState, draft.state) for draft in growing]), growing)
+        return self._drafts.trees(self._starts([cast(PrefixState, draft.state) for draft in growing]), growing)
 
-    def _made(self, states: Sequence[PrefixState]) -> torch.Tensor:
+    def _starts(self, states: Sequence[PrefixState]) -> torch.Tensor:
         """(b, hidden) what the heads begin with, once all known states are in the caches."""
         while behind := [state for state in states if state.states.count]:
             counts = [min(CHUNK, state.states.count) for state in behind]
             rows = torch.cat([state.states.all()[:count] for state, count in zip(behind, counts, strict=True)])
-            made = self.head.read([state.cache for state in behind], counts, rows)
-            for state, count, row in zip(behind, counts, made.split(1), strict=True):
+            starts = self.head.read([state.cache for state in behind], counts, rows)
+            for state, count, row in zip(behind, counts, starts.split(1), strict=True):
                 state.states.drop(count)
-                state.made = row
-        return torch.cat([state.made for state in states])
+                state.start = row
+        return torch.cat([state.start for state in states])

@@ -19,7 +19,7 @@ from paceline.tree import Scores, TokenTree, Verdict
 
 
 class LastState:
-    """One sequence.
+    """Keeps one sequence, with the target's state before its root.
 
     Attributes:
         state: (0 or 1, hidden) of the target, of the token before the root. known: length of the text that it belongs
@@ -76,8 +76,8 @@ class LastStateDrafter(HeadDrafter[LastState]):
     ) -> None:
         """Take the target's state of the last token before the new root."""
         for i, (state, verdict) in enumerate(zip(states, verdicts, strict=True)):
-            found = of_pass(scores, i, verdict, self.taps)
-            state.state = self.none if found is None else found[-1:]
+            passed = of_pass(scores, i, verdict, self.taps)
+            state.state = self.none if passed is None else passed[-1:]
             state.known = len(state.context.tokens)
 
     def fork(self, state: LastState, context: Context) -> LastState:

@@ -16,7 +16,7 @@ from paceline.tree import TokenTree
 
 
 class PathDrafts:
-    """Drafts for many sequences with one head.
+    """Drafts for many sequences with heads that each score one level.
 
     Args:
         vocab_size: of the target. source: as of `TokenTree.sources`.
@@ -69,10 +69,10 @@ class _Reading:
             missing.setdefault(len(key[1]) - 1, {})[key] = None
         for depth, keys in missing.items():
             self._read(list(keys), depth)
-        found = [torch.cat([self._rows[key] for key in front]) for front in fronts]
+        logits = [torch.cat([self._rows[key] for key in front]) for front in fronts]
         if self._head.reads_tokens:  # no path is asked for twice
             self._rows.clear()
-        return found
+        return logits
 
     def _path(self, draft: Growth, node: int) -> Path:
         path = (draft.state.context.tokens[-1], *draft.path_of(node))

@@ -22,8 +22,8 @@ def of_prompt(context: Context, taps: Sequence[int], most: int | None, like: tor
     """
     if not all(layer in context.taps for layer in taps):
         return like
-    found = joined([context.taps[layer] for layer in taps])
-    return found if most is None else found[max(0, len(found) - most) :].clone()
+    states = joined([context.taps[layer] for layer in taps])
+    return states if most is None else states[max(0, len(states) - most) :].clone()
 
 
 def of_pass(scores: Scores | None, index: int, verdict: Verdict, taps: Sequence[int]) -> torch.Tensor | None:
@@ -56,18 +56,18 @@ class TappedStates:
         self._parts = [states]
 
     def add(self, states: torch.Tensor) -> None:
-        """Those of the next tokens."""
+        """Add the states of the next tokens."""
         self._parts.append(states)
         self.count += len(states)
 
     def all(self) -> torch.Tensor:
-        """(count, taps * hidden)."""
+        """Give all of them, (count, taps * hidden)."""
         if len(self._parts) > 1:
             self._parts = [torch.cat(self._parts)]
         return self._parts[0]
 
     def drop(self, count: int) -> None:
-        """The first `count` are used up."""
+        """Drop the first `count`, which are used up."""
         if count:
             self._parts = [self.all()[count:].clone()]
             self.first, self.count = self.first + count, self.count - count

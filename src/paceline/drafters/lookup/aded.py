@@ -35,7 +35,7 @@ import numpy.typing as npt
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.bases import SingleDrafter
 from paceline.drafters.common.chains import tree_of
-from paceline.drafters.common.tables import MAX_TENANTS, Arrays, OtherOptionError, Tables
+from paceline.drafters.common.tables import MAX_TENANTS, Arrays, OtherOptionError, TenantTables
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 from paceline.utils import MAX_COUNT, compiled, integer, number, part_of_compiled
 
@@ -101,21 +101,21 @@ def learn(rows: Rows, text: LongArray, time: int) -> None:
     for i in range(2, len(text)):
         row = row_of(rows, (text[i - 2] << 32) + text[i - 1])
         rows[1][row] = time + i
-        weakest, found = 0, -1
+        weakest, place = 0, -1
         for k in range(followers.shape[1]):
             weights[row, k] *= DECAY
             if followers[row, k] == text[i]:
-                found = k
+                place = k
             if weights[row, k] < weights[row, weakest]:
                 weakest = k
-        if found < 0:
-            found = weakest
-            followers[row, found], weights[row, found] = text[i], 0.0
-        weights[row, found] += 1.0
+        if place < 0:
+            place = weakest
+            followers[row, place], weights[row, place] = text[i], 0.0
+        weights[row, place] += 1.0
 
 
 class TrigramTable:
-    """What one tenant's texts taught.
+    """Counts which tokens follow pairs in one tenant's texts.
 
     Args:
         rows: pairs of tokens that are kept, a multiple of `WAYS`. width: followers of a pair. vocab_size: ids lie below
@@ -144,7 +144,7 @@ class TrigramTable:
             self.time += len(text)
 
     def to_arrays(self) -> Arrays:
-        """The rows in use, oldest first."""
+        """Give the rows in use, oldest first."""
         used = np.flatnonzero(self.rows[0] >= 0)
         used = used[np.argsort(self.rows[1][used], kind="stable")]
         return {name: array[used] for name, array in self._by_name().items()}
@@ -156,37 +156,45 @@ class TrigramTable:
         """Take over rows; of more than the table holds, the newest.
 
         Args:
-            stored: see `tables.Table`.
+            stored: see `tables.TenantTable`.
         Raises:
             OtherOptionError: rows of another width.
             ValueError: arrays that are missing, of another dtype, or out of range.
         """
-        given: dict[str, npt.NDArray[Any]] = {name: arrays[name] for name in DTYPES if name in arrays}
-        count = len(given["pairs"]) if "pairs" in given else -1
-        own, width = self._by_name(), self.rows[2].shape[1]
-        kept = given["followers"].shape[-1] or width if "followers" in given and given["followers"].ndim == 2 else width
-        shapes = {name: (count, *[kept] * (array.ndim - 1)) for name, array in own.items()}
+        stored_arrays: dict[str, npt.NDArray[Any]] = {name: arrays[name] for name in DTYPES if name in arrays}
+        count = len(stored_arrays["pairs"]) if "pairs" in stored_arrays else -1
+        present, width = self._by_name(), self.rows[2].shape[1]
+        kept = (
+            stored_arrays["followers"].shape[-1] or width
+            if "followers" in stored_arrays and stored_arrays["followers"].ndim == 2
+            else width
+        )
+        shapes = {name: (count, *[kept] * (array.ndim - 1)) for name, array in present.items()}
         for name, dtype in DTYPES.items():
-            if name not in given or given[name].dtype != dtype or given[name].shape != shapes[name]:
+            if (
+                name not in stored_arrays
+                or stored_arrays[name].dtype != dtype
+                or stored_arrays[name].shape != shapes[name]
+            ):
                 raise ValueError(f"{name} is missing, or not of dtype {np.dtype(dtype).name} and shape {shapes[name]}")
-        _check(given, stored or self.vocab_size)
+        _check(stored_arrays, stored or self.vocab_size)
         if kept != width:
             raise OtherOptionError("table_width", kept, width)
-        beyond = given["followers"] >= self.vocab_size
-        given["followers"] = np.where(beyond, np.int32(-1), given["followers"])
-        given["weights"] = np.where(beyond, np.float32(0.0), given["weights"])
-        for index, pair in enumerate(given["pairs"].tolist()):
+        beyond = stored_arrays["followers"] >= self.vocab_size
+        stored_arrays["followers"] = np.where(beyond, np.int32(-1), stored_arrays["followers"])
+        stored_arrays["weights"] = np.where(beyond, np.float32(0.0), stored_arrays["weights"])
+        for index, pair in enumerate(stored_arrays["pairs"].tolist()):
             if max(pair >> 32, pair & 0xFFFFFFFF) >= self.vocab_size:
                 continue
             row = row_of(self.rows, pair)
             for name in ("times", "followers", "weights"):
-                own[name][row] = given[name][index]
-        self.time = int(given["times"].max(initial=0)) + 1
+                present[name][row] = stored_arrays[name][index]
+        self.time = int(stored_arrays["times"].max(initial=0)) + 1
 
 
-def _check(given: Mapping[str, npt.NDArray[Any]], vocab_size: int) -> None:
+def _check(arrays: Mapping[str, npt.NDArray[Any]], vocab_size: int) -> None:
     """Raises ValueError for values that no table has."""
-    pairs, followers, weights, times = (given[name] for name in ("pairs", "followers", "weights", "times"))
+    pairs, followers, weights, times = (arrays[name] for name in ("pairs", "followers", "weights", "times"))
     tokens = np.concatenate([pairs >> 32, pairs & 0xFFFFFFFF])
     if ((tokens < 0) | (tokens >= vocab_size)).any() or ((followers < -1) | (followers >= vocab_size)).any():
         raise ValueError(f"token ids must lie in 0..{vocab_size - 1}")
@@ -327,7 +335,7 @@ MOST_SIMULATIONS: Final = 4096
 CONTEXT: Final = 2
 
 
-class _State:
+class AdedState:
     """A sequence, and how many of its tokens the table has counted."""
 
     __slots__ = ("context", "done")
@@ -336,7 +344,7 @@ class _State:
         self.context, self.done = context, done
 
 
-class AdedDrafter(SingleDrafter[_State]):
+class AdedDrafter(SingleDrafter[AdedState]):
     """Drafts the paths that a tree search over tri-grams visits most.
 
     Args:
@@ -377,30 +385,34 @@ class AdedDrafter(SingleDrafter[_State]):
         number("exploration", exploration, 0.0, 1e6, "be in 0..1e6")
         self.simulations, self.exploration = simulations, float(exploration)
         new = partial(TrigramTable, -(-table_rows // WAYS) * WAYS, table_width, args.vocab_size)
-        self.tables: Tables[TrigramTable] = Tables(
+        self.tables: TenantTables[TrigramTable] = TenantTables(
             "aded", args, new, folder=tables, shared=shared_tables, max_tenants=max_tenants
         )
         self._compile()
 
-    def _begin(self, context: Context) -> _State:
-        state = _State(context)
+    def _begin(self, context: Context) -> AdedState:
+        state = AdedState(context)
         self._catch_up(state)
         return state
 
     def observe(
-        self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+        self,
+        states: Sequence[AdedState],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        scores: Scores | None,
     ) -> None:
         for state in states:
             self._catch_up(state)
 
-    def fork(self, state: _State, context: Context) -> _State:
-        return _State(context, state.done)
+    def fork(self, state: AdedState, context: Context) -> AdedState:
+        return AdedState(context, state.done)
 
-    def end(self, states: Sequence[_State]) -> None:
+    def end(self, states: Sequence[AdedState]) -> None:
         for state in states:
             self._catch_up(state)
 
-    def _catch_up(self, state: _State) -> TrigramTable:
+    def _catch_up(self, state: AdedState) -> TrigramTable:
         """Count what the text has got since the last time."""
         table, text = self.tables.of(state.context.tenant), state.context.tokens
         if state.done < len(text):
@@ -408,7 +420,7 @@ class AdedDrafter(SingleDrafter[_State]):
             state.done = len(text)
         return table
 
-    def _propose(self, state: _State, budget: Budget) -> TokenTree:
+    def _propose(self, state: AdedState, budget: Budget) -> TokenTree:
         table = self._catch_up(state)
         if len(state.context.tokens) < CONTEXT:
             return EMPTY_TREE

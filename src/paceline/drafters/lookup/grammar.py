@@ -41,9 +41,9 @@ class GrammarDrafter(SingleDrafter[Constrained]):
         return Constrained(context)
 
     def _propose(self, state: Constrained, budget: Budget) -> TokenTree:
-        found = [] if state.context.forced is None else state.context.forced(self._steps(budget))
+        forced = [] if state.context.forced is None else state.context.forced(self._steps(budget))
         return (
-            chain_tree([token for token, _ in found], [chance for _, chance in found], self.index)
-            if found
+            chain_tree([token for token, _ in forced], [chance for _, chance in forced], self.index)
+            if forced
             else EMPTY_TREE
         )

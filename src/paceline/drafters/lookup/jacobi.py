@@ -26,7 +26,7 @@ AFTER: Final = 0.6
 """Confidence of the first token, and of the others after a right one; the controller calibrates both."""
 
 
-class _State:
+class JacobiState:
     """One sequence's guess: tokens behind the first `end` of the text."""
 
     __slots__ = ("context", "end", "guess", "random")
@@ -35,7 +35,7 @@ class _State:
         self.context, self.guess, self.end, self.random = context, list(guess), end, Random(context.seed)
 
 
-class JacobiDrafter(SingleDrafter[_State]):
+class JacobiDrafter(SingleDrafter[JacobiState]):
     """Drafts with the target's answers to its last guess.
 
     Args:
@@ -48,10 +48,10 @@ class JacobiDrafter(SingleDrafter[_State]):
     catches_up = True
     keeps_trajectory = True
 
-    def _begin(self, context: Context) -> _State:
-        return _State(context)
+    def _begin(self, context: Context) -> JacobiState:
+        return JacobiState(context)
 
-    def _propose(self, state: _State, budget: Budget) -> TokenTree:
+    def _propose(self, state: JacobiState, budget: Budget) -> TokenTree:
         steps = self._steps(budget)
         if state.end != len(state.context.tokens):  # it is about another position in the text
             state.guess, state.end = [], len(state.context.tokens)
@@ -61,7 +61,11 @@ class JacobiDrafter(SingleDrafter[_State]):
         return chain_tree(state.guess[:steps], [FIRST, *[AFTER] * (steps - 1)], self.index)
 
     def observe(
-        self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+        self,
+        states: Sequence[JacobiState],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        scores: Scores | None,
     ) -> None:
         for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
             current, state.end = state.end + len(verdict.tokens) == len(state.context.tokens), len(state.context.tokens)
@@ -73,5 +77,5 @@ class JacobiDrafter(SingleDrafter[_State]):
             rows = scores.of(i)[[node + 1 for node in nodes], : self.vocab_size]
             state.guess = rows.argmax(-1).tolist()
 
-    def fork(self, state: _State, context: Context) -> _State:
-        return _State(context, state.guess, state.end)
+    def fork(self, state: JacobiState, context: Context) -> JacobiState:
+        return JacobiState(context, state.guess, state.end)

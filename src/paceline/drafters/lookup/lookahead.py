@@ -39,7 +39,7 @@ Pool = OrderedDict[int, "OrderedDict[tuple[int, ...], None]"]
 """First token -> what came after it, the latest last."""
 
 
-class _State:
+class LookaheadState:
     """One sequence: `columns` by the position of their first token, its pool of n-grams, how much of the text is in
     it.
     """
@@ -54,7 +54,7 @@ class _State:
         self.end = self.read = 0  # length of the text behind which they were shown, and that was read
 
 
-class LookaheadDrafter(SingleDrafter[_State]):
+class LookaheadDrafter(SingleDrafter[LookaheadState]):
     """Drafts n-grams that the target itself produced ahead of the text.
 
     Args:
@@ -85,12 +85,12 @@ class LookaheadDrafter(SingleDrafter[_State]):
         self.window, self.ngram, self.guesses = max_window_size, max_ngram_size, max_verification_set_size
         self.from_text = pool_from_text
 
-    def _begin(self, context: Context) -> _State:
-        state = _State(context)
+    def _begin(self, context: Context) -> LookaheadState:
+        state = LookaheadState(context)
         self._read(state)
         return state
 
-    def _read(self, state: _State) -> None:
+    def _read(self, state: LookaheadState) -> None:
         """Put the n-grams that the text has got since the last time into the pool, and drop columns that it has
         overtaken.
         """
@@ -101,7 +101,7 @@ class LookaheadDrafter(SingleDrafter[_State]):
         state.read = len(tokens)
         state.columns = {position: column for position, column in state.columns.items() if position >= len(tokens)}
 
-    def _propose(self, state: _State, budget: Budget) -> TokenTree:
+    def _propose(self, state: LookaheadState, budget: Budget) -> TokenTree:
         """Candidates first, then probes; a budget for less than one column of each gives candidates alone."""
         self._read(state)
         state.shown = []
@@ -109,13 +109,13 @@ class LookaheadDrafter(SingleDrafter[_State]):
         height = self.ngram - 1
         groups = budget.nodes // height
         columns = max(0, min(self.window, groups // 2, budget.depth - height + 1))
-        found = list(state.pool.get(state.context.tokens[-1], ()))[::-1][: min(self.guesses, max(groups - columns, 1))]
-        for tokens in found:
+        pooled = list(state.pool.get(state.context.tokens[-1], ()))[::-1][: min(self.guesses, max(groups - columns, 1))]
+        for tokens in pooled:
             growth.add(tokens[: min(budget.depth, budget.nodes - columns * height)], budget.nodes - columns * height)
         self._show(state, growth, columns)
         return growth.build()
 
-    def _show(self, state: _State, growth: _Growth, columns: int) -> None:
+    def _show(self, state: LookaheadState, growth: _Growth, columns: int) -> None:
         """Add the window as probes."""
         end, above = len(state.context.tokens), ROOT
         state.end = end
@@ -127,7 +127,11 @@ class LookaheadDrafter(SingleDrafter[_State]):
             state.shown.append(position)
 
     def observe(
-        self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+        self,
+        states: Sequence[LookaheadState],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        scores: Scores | None,
     ) -> None:
         for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
             current = state.end + len(verdict.tokens) == len(state.context.tokens)
@@ -138,12 +142,12 @@ class LookaheadDrafter(SingleDrafter[_State]):
             self._read(state)
             state.shown = []
 
-    def _ends(self, state: _State, tree: TokenTree) -> list[tuple[int, int]]:
+    def _ends(self, state: LookaheadState, tree: TokenTree) -> list[tuple[int, int]]:
         """(column's position, node of its last token in the merged tree), for the columns that were scored whole."""
         if not state.shown:
             return []
         at = {key: node for node, key in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))}
-        found: list[tuple[int, int]] = []
+        ends: list[tuple[int, int]] = []
         above: int | None = ROOT
         for position in state.shown:
             column = state.columns[position]
@@ -151,10 +155,10 @@ class LookaheadDrafter(SingleDrafter[_State]):
             for token in column[1:]:
                 node = at.get((node, token)) if node is not None else None
             if node is not None:
-                found.append((position, node))
-        return found
+                ends.append((position, node))
+        return ends
 
-    def _grow(self, state: _State, answers: Mapping[int, int]) -> None:
+    def _grow(self, state: LookaheadState, answers: Mapping[int, int]) -> None:
         """Add the target's answers to their columns; a full one gives an n-gram and moves on by a token."""
         grown: dict[int, list[int]] = {}
         for start, old in state.columns.items():
@@ -176,14 +180,14 @@ class LookaheadDrafter(SingleDrafter[_State]):
         if len(pool) > MAX_KEYS:
             pool.popitem(last=False)
 
-    def fork(self, state: _State, context: Context) -> _State:
-        other = _State(context)
+    def fork(self, state: LookaheadState, context: Context) -> LookaheadState:
+        other = LookaheadState(context)
         other.columns = {position: list(column) for position, column in state.columns.items()}
         other.read = state.read
         other.pool = OrderedDict((first, after.copy()) for first, after in state.pool.items())
         return other
 
-    def end(self, states: Sequence[_State]) -> None:
+    def end(self, states: Sequence[LookaheadState]) -> None:
         for state in states:
             state.pool, state.columns = OrderedDict(), {}
 

@@ -85,15 +85,15 @@ def longest_match(text: Ints, size: int, lengths: Pair, table: Longs) -> int:
     Where n tokens occurred before, n - 1 did: the first length that is missing ends the search.
     """
     low, high = lengths
-    found, value = -1, np.uint64(0)
+    place, value = -1, np.uint64(0)
     for n in range(1, min(high, size) + 1):
         value = value * _PRIME + np.uint64(text[size - n]) + np.uint64(1)
         if n >= low:
             entry = table[_slot_of(text, size - 1, n, value, table)]
             if entry < 0:
                 break
-            found = entry >> _SHIFT
-    return found
+            place = entry >> _SHIFT
+    return place
 
 
 @compiled
@@ -144,10 +144,10 @@ class Copies:
         0 where nothing does.
         """
         self._read()
-        found, first = np.empty(steps, np.int64), self._done
+        drafted, first = np.empty(steps, np.int64), self._done
         self._done = max(self._size - 1, 0)
-        match = draft(self._text, (first, self._size), self.lengths, self.keep, self._table, found)
-        return found.tolist(), match
+        match = draft(self._text, (first, self._size), self.lengths, self.keep, self._table, drafted)
+        return drafted.tolist(), match
 
     def fork(self, context: Context) -> Copies:
         """The same for a copy of the sequence."""

@@ -50,7 +50,7 @@ UNKNOWN: Final = -1
 
 
 class PredictionState:
-    """The position of one sequence in its prediction.
+    """Keeps the position of one sequence in its prediction.
 
     Attributes:
         ids: the prediction; `ids_n` the same as (n,) int64.

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.bases import SingleDrafter
 from paceline.drafters.common.chains import tree_of
-from paceline.drafters.common.tables import MAX_TENANTS, Arrays, Tables
+from paceline.drafters.common.tables import MAX_TENANTS, Arrays, TenantTables
 from paceline.tree import Budget, Scores, TokenTree, Verdict
 from paceline.utils import compiled, part_of_compiled
 
@@ -74,9 +74,9 @@ def _extreme(bits: Bits, begin: int, flip: int) -> int:
     first = np.uint64(begin)
     high = low = bits[first]
     for step in range(np.uint64(BLOCK)):
-        one = bits[first + step]
-        high = one if one > high else high
-        low = one if one < low else low
+        bit = bits[first + step]
+        high = bit if bit > high else high
+        low = bit if bit < low else low
     return _rank_of(high if high >= 0 else low, flip)
 
 
@@ -182,7 +182,7 @@ Spec-Bench and MT-Bench; 3.4 tokens per step with the whole template).
 
 
 class CandidateTable:
-    """What one tenant's requests have taught.
+    """Keeps the candidates that one tenant's requests have shown behind each token.
 
     Args:
         vocab_size: of the target.
@@ -195,12 +195,12 @@ class CandidateTable:
         self.candidates_vk: Ints = np.full((vocab_size, CANDIDATES), NOBODY, np.int32)
 
     def to_arrays(self) -> Arrays:
-        """See `tables.Table`; only tokens of which something is known."""
+        """See `tables.TenantTable`; only tokens of which something is known."""
         tokens = np.flatnonzero(self.candidates_vk[:, 0] >= 0).astype(np.int32)
         return {"tokens": tokens, "candidates": self.candidates_vk[tokens]}
 
     def read_arrays(self, arrays: Arrays, stored: int | None = None) -> None:
-        """See `tables.Table`."""
+        """See `tables.TenantTable`."""
         size = len(self.candidates_vk)
         tokens_t = _checked("tokens", arrays["tokens"], 0, stored or size)
         candidates_tk = _checked("candidates", arrays["candidates"], NOBODY, stored or size)
@@ -238,14 +238,16 @@ at.
 _RATE = 1 / 32
 
 
-class _State:
+class RecyclingState:
+    """Keeps one sequence, with the table of its tenant."""
+
     __slots__ = ("context", "table")
 
     def __init__(self, context: Context, table: CandidateTable) -> None:
         self.context, self.table = context, table
 
 
-class TokenRecyclingDrafter(SingleDrafter[_State]):
+class TokenRecyclingDrafter(SingleDrafter[RecyclingState]):
     """Drafts a tree of what the model considered after these tokens before.
 
     Args:
@@ -273,7 +275,7 @@ class TokenRecyclingDrafter(SingleDrafter[_State]):
     ) -> None:
         super().__init__(args, num_speculative_tokens)
         self.shape_cn = static_template(chain=self.chains_only)
-        self.tables: Tables[CandidateTable] = Tables(
+        self.tables: TenantTables[CandidateTable] = TenantTables(
             self.name,
             args,
             partial(CandidateTable, args.vocab_size),
@@ -284,11 +286,15 @@ class TokenRecyclingDrafter(SingleDrafter[_State]):
         self._confidence = np.asarray(RANK_CONFIDENCE, np.float32)
         self.plain_every, self._new = 1, 1.0
 
-    def _begin(self, context: Context) -> _State:
-        return _State(context, self.tables.of(context.tenant))
+    def _begin(self, context: Context) -> RecyclingState:
+        return RecyclingState(context, self.tables.of(context.tenant))
 
     def observe(
-        self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+        self,
+        states: Sequence[RecyclingState],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        scores: Scores | None,
     ) -> None:
         """Learn from every scored row, the root's first; from plain steps only what nothing is known of."""
         if scores is None:
@@ -305,10 +311,10 @@ class TokenRecyclingDrafter(SingleDrafter[_State]):
             learn(table_vk, tokens_r, scores.of(i))
         self.plain_every = PLAIN_EVERY if self._new < FEW_NEW else 1
 
-    def fork(self, state: _State, context: Context) -> _State:
-        return _State(context, state.table)
+    def fork(self, state: RecyclingState, context: Context) -> RecyclingState:
+        return RecyclingState(context, state.table)
 
-    def _propose(self, state: _State, budget: Budget) -> TokenTree:
+    def _propose(self, state: RecyclingState, budget: Budget) -> TokenTree:
         shape_cn, nodes = self._shape(budget), min(budget.nodes, self.limit)
         columns_cn = np.empty((4, min(nodes, shape_cn.shape[1])), np.int32)
         n = grow_tree(state.table.candidates_vk, state.context.tokens[-1], shape_cn, (nodes, budget.depth), columns_cn)

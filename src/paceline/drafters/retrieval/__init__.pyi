@@ -1,6 +1,6 @@
 from .datastore import Datastore as Datastore
+from .datastore_build import DatastoreWriter as DatastoreWriter
 from .datastore_build import Sources as Sources
-from .datastore_build import Writer as Writer
 from .datastore_build import build_datastore as build_datastore
 from .rest import RestDrafter as RestDrafter
 from .suffix_arrays import BETWEEN as BETWEEN

@@ -32,7 +32,7 @@ CHUNK: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a datastore says of itself.
+    """Holds what a datastore says of itself.
 
     Attributes:
         tokenizer: fingerprint of the tokenizer that made the ids. tokenizer_name: where it came from, for people.
@@ -61,14 +61,16 @@ class Header:
             raise ValueError(f"its format is {str(metadata.get('format'))[:40]!r}, not {FORMAT!r}")
         numbers = ("vocab_size", "tokens", "documents", "sources", "depth")
         try:
-            found = {f.name: int(metadata[f.name]) if f.name in numbers else str(metadata[f.name]) for f in fields(cls)}
+            values = {
+                f.name: int(metadata[f.name]) if f.name in numbers else str(metadata[f.name]) for f in fields(cls)
+            }
         except KeyError as error:
             raise ValueError(f"its header lacks {error}") from None
-        return cls(**found)  # type: ignore[arg-type]  # names and kinds as declared above
+        return cls(**values)  # type: ignore[arg-type]  # names and kinds as declared above
 
 
 class Datastore:
-    """A datastore, opened.
+    """Opens a datastore for reading; its arrays stay on the disk until they are used.
 
     Attributes:
         path, header: of the file. file_bytes: its size.
@@ -104,15 +106,15 @@ class Datastore:
             raise DrafterError(
                 f"'datastore' must be the path of a file made by `paceline datastore build`, got {shortened(path)}"
             )
-        found = cls(path)
-        if found.header.tokenizer != fingerprint:
-            made = f"{found.header.tokenizer_name!r} ({found.header.tokenizer})"
+        datastore = cls(path)
+        if datastore.header.tokenizer != fingerprint:
+            theirs = f"{datastore.header.tokenizer_name!r} ({datastore.header.tokenizer})"
             what = (
-                f"the datastore {str(path)!r} was built with another tokenizer, that of {made}, than the target's "
+                f"the datastore {str(path)!r} was built with another tokenizer, that of {theirs}, than the target's "
                 f"({fingerprint})"
             )
             raise DrafterError(f"{what}; build one with `paceline datastore build --model TARGET`")
-        return found
+        return datastore
 
     def check(self) -> None:
         """Read all of the file and compare it with the sum in its header.
@@ -149,11 +151,11 @@ def _read_header(path: Path, size: int) -> tuple[Header, int, list[tuple[int, in
         if not 2 <= length <= min(LARGEST_HEADER, size - 8):
             raise ValueError("it is not a safetensors file, or is cut short")
         try:
-            found = json.loads(file.read(length))
-            header = Header.from_metadata(dict(found.pop("__metadata__", {})))
+            content = json.loads(file.read(length))
+            header = Header.from_metadata(dict(content.pop("__metadata__", {})))
         except (AttributeError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
             raise ValueError("its header is not a JSON object") from None
-    shards, end = _shards(found)
+    shards, end = _shards(content)
     start = 8 + length
     if start % 4 or end * 4 != size - start:
         raise ValueError(

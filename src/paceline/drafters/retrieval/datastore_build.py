@@ -40,7 +40,7 @@ from typing import Any, BinaryIO, Final, Protocol, Self, TextIO
 
 import numpy as np
 
-from paceline.drafters.common.part_file import Part
+from paceline.drafters.common.part_file import PartFile
 from paceline.drafters.retrieval.datastore import DATA_TYPE, ROOM, Header
 from paceline.drafters.retrieval.suffix_arrays import BETWEEN, DEPTH, IntArray, suffix_array
 from paceline.errors import ConfigError, DrafterError, PromptError
@@ -55,8 +55,8 @@ ANSWERS: Final = ("completion", "response", "output", "answer", "canonical_solut
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Some text.
+class TextPiece:
+    """Holds some text of one document.
 
     Attributes:
         text: of one document. last: whether it ends the document.
@@ -70,20 +70,20 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Files to read.
+    """Reads texts out of files.
 
     Attributes:
-        files: in order. given: those that the user named, in which nothing is skipped.
+        files: in order. named: those that the user named, in which nothing is skipped.
         fields: of JSON rows; none means: by the keys.
     """
 
     files: tuple[Path, ...]
-    given: frozenset[Path]
+    named: frozenset[Path]
     fields: tuple[str, ...] = ()
 
     @classmethod
     def find(cls, paths: Sequence[Path], fields: Sequence[str] = ()) -> Sources:
-        """All files in files and folders.
+        """Find all files in files and folders.
 
         Raises:
             PromptError: a path that is not there, or nothing to read.
@@ -101,11 +101,11 @@ class Sources:
 
     @property
     def total(self) -> int:
-        """Bytes of all files."""
+        """Count the bytes of all files."""
         return sum(path.stat().st_size for path in self.files)
 
-    def pieces(self) -> Iterator[Piece]:
-        """All documents, in pieces.
+    def pieces(self) -> Iterator[TextPiece]:
+        """Read all documents, in pieces.
 
         Raises:
             PromptError: a file that cannot be read, or rows without text.
@@ -115,13 +115,13 @@ class Sources:
             size = path.stat().st_size
             try:
                 for text, last, share in self._of(path):
-                    yield Piece(text, last, before + round(share * size))
+                    yield TextPiece(text, last, before + round(share * size))
             except UnicodeDecodeError as error:
-                if path in self.given:
+                if path in self.named:
                     raise PromptError(
                         f"{str(path)!r} is not UTF-8 text ({error.reason} at byte {error.start}); give text"
                     ) from None
-                yield Piece("", True, before)
+                yield TextPiece("", True, before)
             except (OSError, EOFError, zlib.error) as error:
                 why = getattr(error, "strerror", None) or error
                 raise PromptError(f"cannot read {str(path)!r} ({why}); check the file") from None
@@ -133,10 +133,10 @@ class Sources:
         kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
         if kind == ".jsonl":
             rows = _lines(path)
-        elif kind == ".json" and (found := _list(path)) is not None:
-            rows = ((f"row {i}", row, i / len(found)) for i, row in enumerate(found, 1))
+        elif kind == ".json" and (listed := _list(path)) is not None:
+            rows = ((f"row {i}", row, i / len(listed)) for i, row in enumerate(listed, 1))
         if rows is None:
-            if self.fields and kind == ".json" and path in self.given:
+            if self.fields and kind == ".json" and path in self.named:
                 raise PromptError(
                     f"{str(path)!r} is not a list of rows with fields; leave --field out to read it as text"
                 )
@@ -199,10 +199,14 @@ def _list(path: Path) -> list[Any] | None:
     with _opened(path) as (file, _):
         text = file.read(LARGEST_JSON + 1)
     try:
-        found = json.loads(text) if len(text) <= LARGEST_JSON else None
+        content = json.loads(text) if len(text) <= LARGEST_JSON else None
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, list) and found and all(isinstance(row, str | Mapping) for row in found) else None
+    return (
+        content
+        if isinstance(content, list) and content and all(isinstance(row, str | Mapping) for row in content)
+        else None
+    )
 
 
 def _must_be_text(text: str, where: str) -> None:
@@ -228,13 +232,13 @@ def documents(row: Any, fields: Sequence[str], where: str) -> list[str]:
         return [row] if row else []
     if not isinstance(row, Mapping):
         raise PromptError(f"{where} is neither an object nor a string; give one of these per line")
-    found = [text for field in fields for text in _texts(row.get(field))] if fields else _by_keys(row)
-    if not found and not any(row.get(field) in ("", []) for field in fields or row):
+    texts = [text for field in fields for text in _texts(row.get(field))] if fields else _by_keys(row)
+    if not texts and not any(row.get(field) in ("", []) for field in fields or row):
         keys, rule = ", ".join(sorted(map(str, row)))[:100], "name one that holds text with --field"
         raise PromptError(
             f"{where} holds no text" + (f" under {', '.join(fields)}" if fields else "") + f" (keys {keys}); {rule}"
         )
-    return found
+    return texts
 
 
 def _by_keys(row: Mapping[str, Any]) -> list[str]:
@@ -264,7 +268,7 @@ SHARD_TOKENS: Final = 2**24
 MOST_SHARD_TOKENS: Final = 2**31 - 2
 
 
-class Encoder(Protocol):
+class TextEncoder(Protocol):
     """The part of a tokenizer that is used here."""
 
     name: str
@@ -277,7 +281,7 @@ class Encoder(Protocol):
 
 def build_datastore(
     sources: Sources,
-    tokenizer: Encoder,
+    tokenizer: TextEncoder,
     path: Path,
     *,
     name: str | None = None,
@@ -299,12 +303,14 @@ def build_datastore(
         DrafterError: the file cannot be written, is there already, or there is no text.
     """
     say = partial(progress, -1)
-    with Writer(path, tokenizer, name=name, shard_tokens=shard_tokens, overwrite=overwrite, say=say) as writer:
+    with DatastoreWriter(path, tokenizer, name=name, shard_tokens=shard_tokens, overwrite=overwrite, say=say) as writer:
         _add_all(writer, sources.pieces(), tokenizer, progress)
         return writer.finish(len(sources.files))
 
 
-def _add_all(writer: Writer, pieces: Iterable[Piece], tokenizer: Encoder, progress: Callable[[int, str], None]) -> None:
+def _add_all(
+    writer: DatastoreWriter, pieces: Iterable[TextPiece], tokenizer: TextEncoder, progress: Callable[[int, str], None]
+) -> None:
     for piece in pieces:
         writer.add(tokenizer.encode(piece.text, add_special_tokens=False) if piece.text else [])
         if piece.last:
@@ -312,7 +318,7 @@ def _add_all(writer: Writer, pieces: Iterable[Piece], tokenizer: Encoder, progre
         progress(piece.done, "reading")
 
 
-class Writer:
+class DatastoreWriter:
     """A datastore that is being written; leaves nothing behind unless `finish` was reached.
 
     Args:
@@ -326,7 +332,7 @@ class Writer:
     def __init__(
         self,
         path: Path,
-        tokenizer: Encoder,
+        tokenizer: TextEncoder,
         *,
         name: str | None = None,
         shard_tokens: int = SHARD_TOKENS,
@@ -335,7 +341,7 @@ class Writer:
     ) -> None:
         integer("shard_tokens", shard_tokens, 2, MOST_SHARD_TOKENS)
         self.path, self._overwrite = path, overwrite
-        self._part = Part(path)
+        self._part = PartFile(path)
         self._facts = (tokenizer.fingerprint(), name or tokenizer.name, tokenizer.vocab_size)
         self._buffer: IntArray = np.empty(min(shard_tokens, 2**16), np.int32)
         self._shard_tokens, self._used, self._say = shard_tokens, 0, say
@@ -358,7 +364,7 @@ class Writer:
             self._discard()
 
     def add(self, ids: Sequence[int]) -> None:
-        """More ids of the present document."""
+        """Add ids to the present document."""
         new = np.asarray(ids, np.int32)
         while len(new):
             count = min(len(new), self._shard_tokens - self._used)
@@ -416,7 +422,7 @@ class Writer:
         self._used = 0
 
     def _write(self, data: memoryview | bytes) -> None:
-        assert self._file is not None, "a Writer is used inside `with`"
+        assert self._file is not None, "a DatastoreWriter is used inside `with`"
         try:
             self._file.write(data)
         except OSError as error:
@@ -434,7 +440,7 @@ class Writer:
             raise ConfigError(
                 f"{len(self._lengths)} shards do not fit the header; give more than {self._shard_tokens} shard_tokens"
             )
-        assert self._file is not None, "a Writer is used inside `with`"
+        assert self._file is not None, "a DatastoreWriter is used inside `with`"
         try:
             self._file.seek(0)
             self._file.write(struct.pack("<Q", ROOM) + text.ljust(ROOM))

@@ -24,7 +24,7 @@ MOST_PLACES: Final = 65536
 
 
 class TextState:
-    """A sequence: only its text."""
+    """Keeps a sequence, of which only the text is known."""
 
     __slots__ = ("context",)
 
@@ -33,7 +33,7 @@ class TextState:
 
 
 class RetrievalDrafter(TextDrafter[TextState]):
-    """Base of these drafters.
+    """Drafts from a datastore; a drafter says how it reads one.
 
     Args:
         args: of the drafter.

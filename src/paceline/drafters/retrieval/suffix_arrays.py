@@ -94,9 +94,9 @@ def _rank(order: IntArray, rank: IntArray, out: IntArray, compared: int) -> int:
     groups, last, first, second = 0, 0, -1, -2
     for j in range(n):
         i = order[j]
-        one, two = rank[i], rank[i + compared] if i + compared < n else -1
-        if one != first or two != second:
-            groups, last, first, second = groups + 1, j, one, two
+        here, further = rank[i], rank[i + compared] if i + compared < n else -1
+        if here != first or further != second:
+            groups, last, first, second = groups + 1, j, here, further
         out[i] = last
     return groups
 

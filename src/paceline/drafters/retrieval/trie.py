@@ -62,13 +62,13 @@ def longest_match(data: IntArray, shards: LongArray, tail: IntArray, low: int) -
     high, least = len(tail), low
     while low <= high:
         middle = (low + high) // 2
-        found = False
+        matched = False
         for s in range(len(shards)):
             text, order, n = shards[s, 0], shards[s, 1], shards[s, 2]
             if occurs(data[text : text + n], data[order : order + n], tail, middle):
-                found = True
+                matched = True
                 break
-        if found:
+        if matched:
             low = middle + 1
         else:
             high = middle - 1
@@ -267,7 +267,7 @@ def drafted(
     rules: Sequence[FirstTokens | None],
     source: int = 0,
 ) -> list[TokenTree]:
-    """One tree per text.
+    """Draft one tree per text.
 
     Args:
         data, shards, options: as in `draft`. tails: last tokens of each text. wants: (b, 2) nodes and depth.

@@ -78,7 +78,7 @@ S = TypeVar("S", bound=SelfState)
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """How one sequence drafts in one step.
+    """Says how one sequence drafts in one step.
 
     Attributes:
         plan: the layers that run. steps: most tokens. least: nothing is drafted behind a token that is less likely than
@@ -92,7 +92,7 @@ class DraftPlan:
 
 @dataclass(slots=True)
 class ActiveDraft:
-    """One sequence that drafts in this step.
+    """Collects what one sequence drafts in this step.
 
     Attributes:
         position: among those that were asked. hidden: what was kept of the states behind the layers, input by input.
@@ -143,8 +143,8 @@ class SelfDrafter(Drafter, Generic[S]):
         draft_sample_method: SampleMethod | None = None,
         resume_verification: bool | None = False,
     ) -> None:
-        given = resume_verification
-        need(given is None or isinstance(given, bool), "resume_verification", "be True or False", given)
+        resume = resume_verification
+        need(resume is None or isinstance(resume, bool), "resume_verification", "be True or False", resume)
         check_method(draft_sample_method)
         if args.target is None:
             raise CapabilityError(f"method {self.name!r} runs the target's own layers, but no target was given")
@@ -191,8 +191,8 @@ class SelfDrafter(Drafter, Generic[S]):
                     ActiveDraft(position, state, budget, draft_plan, chain)
                 )
         for group in groups.values():
-            for one, tree in zip(group, self._draft(group), strict=True):
-                trees[one.position] = tree
+            for drafted, tree in zip(group, self._draft(group), strict=True):
+                trees[drafted.position] = tree
         return trees
 
     def fork(self, state: S, context: Context) -> S:
@@ -222,15 +222,17 @@ class SelfDrafter(Drafter, Generic[S]):
         if not self.resumes:
             return None
         kept = [None if state is None else state.kept for state in states]
-        plans = {id(one.plan): one.plan for one in kept if one is not None}
+        plans = {id(passed.plan): passed.plan for passed in kept if passed is not None}
         if len(plans) != 1 or not all(tree.is_chain or not len(tree) for tree in trees):
             return None
         known = [_known(*each) for each in zip(kept, caches, roots, trees, strict=True)]
-        none = next(one.states[:0] for one in kept if one is not None)
-        if sum(map(len, trees)) < MIN_RESUMED or not any(one is not None for one in known):
+        none = next(passed.states[:0] for passed in kept if passed is not None)
+        if sum(map(len, trees)) < MIN_RESUMED or not any(resumed is not None for resumed in known):
             return None
         (plan,) = plans.values()
-        return self.drafts.score(caches, roots, trees, [none if one is None else one for one in known], plan)
+        return self.drafts.score(
+            caches, roots, trees, [none if resumed is None else resumed for resumed in known], plan
+        )
 
     def _level(
         self, states: Sequence[S], caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan
@@ -243,25 +245,25 @@ class SelfDrafter(Drafter, Generic[S]):
     def _draft(self, drafts: Sequence[ActiveDraft]) -> list[TokenTree]:
         """Chains by the same layers: a pass a level for the whole group."""
         caches, active, plan = (
-            {one.position: one.state.cache for one in drafts},
+            {draft.position: draft.state.cache for draft in drafts},
             list(drafts),
             drafts[0].draft_plan.plan,
         )
         while active:
-            states, inputs = [cast(S, one.state) for one in active], [one.inputs for one in active]
-            logits, hidden = self._level(states, [caches[one.position] for one in active], inputs, plan)
-            for one, row in zip(active, hidden.split(1), strict=False):
-                one.hidden.append(row)
+            states, inputs = [cast(S, draft.state) for draft in active], [draft.inputs for draft in active]
+            logits, hidden = self._level(states, [caches[draft.position] for draft in active], inputs, plan)
+            for draft, row in zip(active, hidden.split(1), strict=False):
+                draft.hidden.append(row)
             self._add(active, logits)
-            active = [one for one in active if one.wants_more]
-        for one in drafts if self.resumes else ():
-            cache = caches[one.position]
-            one.state.kept = Kept(one.inputs, torch.cat(one.hidden), plan, cache, cache.length)
-        return [self._tree(one) for one in drafts]
+            active = [draft for draft in active if draft.wants_more]
+        for draft in drafts if self.resumes else ():
+            cache = caches[draft.position]
+            draft.state.kept = Kept(draft.inputs, torch.cat(draft.hidden), plan, cache, cache.length)
+        return [self._tree(draft) for draft in drafts]
 
     def _add(self, drafts: Sequence[ActiveDraft], logits: torch.Tensor) -> None:
         """The next token of every chain, from (r, v) logits."""
-        add_level([one.chain for one in drafts], logits)
+        add_level([draft.chain for draft in drafts], logits)
 
     def _tree(self, draft: ActiveDraft) -> TokenTree:
         """What was drafted."""

@@ -79,8 +79,8 @@ class ExitRecord:
     @property
     def rates(self) -> Array:
         """(n,) chance that each exit agrees with the target."""
-        found: Array = (self.matched + self._weight * self.known) / (self.valid + self._weight)
-        return found
+        rates: Array = (self.matched + self._weight * self.known) / (self.valid + self._weight)
+        return rates
 
     def add_all(self, matches: Array, positions: int) -> None:
         """A round in which every exit was looked at: (n,) expected matches at so many positions."""
@@ -136,23 +136,23 @@ NOBODY: set[int] = set()
 
 
 class DelState(SelfState):
-    """One sequence.
+    """Keeps one sequence, and which exit drafts for it.
 
     Attributes:
         record: what is known of the exits on this text. exit: index of the one in use. draft_plan: how it is used.
         rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after;
             both go on from text to text of a tenant.
-        own: the chain proposed last. scored: chains from this exit that were scored since the last choice, and how many
-            of their tokens were accepted.
+        proposed: the last chain. scored: chains from this exit that were scored since the last choice, and how many of
+            their tokens were accepted.
     """
 
-    __slots__ = ("draft_plan", "exit", "gap", "look", "own", "record", "rounds", "scored")
+    __slots__ = ("draft_plan", "exit", "gap", "look", "proposed", "record", "rounds", "scored")
 
     def __init__(self, context: Context, record: ExitRecord, draft_plan: DraftPlan, look: int, gap: int) -> None:
         super().__init__(context)
         self.record, self.exit, self.draft_plan = record, 0, draft_plan
         self.rounds, self.look, self.gap = 0, look, gap
-        self.own: TokenTree | None = None
+        self.proposed: TokenTree | None = None
         self.scored: list[tuple[TokenTree, int]] = []
 
 
@@ -200,8 +200,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         )
         layers = self.target.info.num_layers
         exits = range(1, layers) if exit_layers is None else items("exit_layers", exit_layers, "be a list of layers")
-        for one in exits:
-            integer("each of exit_layers", one, 1, layers - 1)
+        for layer in exits:
+            integer("each of exit_layers", layer, 1, layers - 1)
         need(isinstance(dynamic_draft_exit, bool), "dynamic_draft_exit", "be True or False", dynamic_draft_exit)
         number("decay", decay, 0.0, 1.0, "be in 0..1")
         if shadow_every is not None:
@@ -209,7 +209,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         self.exits = sorted(set(exits))
         if not self.exits:
             raise ConfigError(f"exit_layers must name at least one layer of 1..{layers - 1}, got none")
-        self.plans = [LayerPlan(stop=one) for one in self.exits]
+        self.plans = [LayerPlan(stop=layer) for layer in self.exits]
         self.most = MAX_DRAFT if num_speculative_tokens is None else max(num_speculative_tokens, 1)
         self._ends, self.decay, self._every = dynamic_draft_exit, decay, shadow_every
         self.known: dict[
@@ -220,7 +220,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
     @property
     def score_taps(self) -> Sequence[int]:
         """The exits' last layers, where somebody looks at all of them in this step."""
-        return [one - 1 for one in self.exits] if self._looking else ()
+        return [layer - 1 for layer in self.exits] if self._looking else ()
 
     def propose(
         self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
@@ -228,7 +228,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         trees = super().propose(states, budgets, so_far)
         self._looking = []
         for state, tree in zip(states, trees, strict=True):
-            state.own = tree
+            state.proposed = tree
             if state.rounds >= state.look and tree is not EMPTY_TREE:
                 self._looking.append(state)
             state.rounds += 1
@@ -240,8 +240,12 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         """Learn how right each exit was, and choose again."""
         looking = self._looked_at(scores)
         for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
-            own, state.own = state.own, None
-            mine = own is not None and len(tree.tokens) > 0 and (tree is own or np.array_equal(tree.tokens, own.tokens))
+            proposed, state.proposed = state.proposed, None
+            mine = (
+                proposed is not None
+                and len(tree.tokens) > 0
+                and (tree is proposed or np.array_equal(tree.tokens, proposed.tokens))
+            )
             if scores is not None and id(state) in looking:
                 self.learn(state, verdict, scores, i, tree if mine else None)
             elif mine:
@@ -252,7 +256,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
     def _looked_at(self, scores: Scores | None) -> set[int]:
         """Identities of the states whose exits are all looked at now; none is from here on."""
         looking, self._looking = self._looking, []
-        if not looking or scores is None or any(one - 1 not in scores.taps for one in self.exits):
+        if not looking or scores is None or any(layer - 1 not in scores.taps for layer in self.exits):
             return NOBODY
         return {id(state) for state in looking}
 
@@ -306,8 +310,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         state.record.note_confidences(state.exit, tested[:right], tested[right:])
         return len(tested)
 
-    def learn(self, state: DelState, verdict: Verdict, scores: Scores, index: int, own: TokenTree | None) -> None:
-        """Shadow tokens of all exits at the positions that follow the target's own text; then choose again. `own`:
+    def learn(self, state: DelState, verdict: Verdict, scores: Scores, index: int, proposed: TokenTree | None) -> None:
+        """Shadow tokens of all exits at the positions that follow the target's own text; then choose again. `proposed`:
         the tree that was scored, where it is what this drafter proposed.
         """
         first = scores.rows[index]
@@ -319,8 +323,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             own_tokens = verdict.tokens if len(verdict.tokens) == len(rows) else scores.logits[rows].argmax(-1).tolist()
             matches = (self.shadows(states) == np.array(own_tokens)).sum(1).astype(np.float64)
         self._learn(state)
-        if own is not None:
-            self._note_confidences(state, own, len(verdict.path))
+        if proposed is not None:
+            self._note_confidences(state, proposed, len(verdict.path))
         state.record.add_all(matches, len(rows))
         self._choose(state)
         state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(GAP_GROWTH * state.gap, LONGEST_GAP)
@@ -333,7 +337,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         """(n,) expected matches of each exit with the target (positions, v) over all positions."""
         heat = state.context.temperature
         distributions = torch.softmax(self.drafts.head(states).float() / heat, -1).view(len(self.exits), *target.shape)
-        found: Array = (
+        overlaps: Array = (
             torch.minimum(distributions, torch.softmax(target.float() / heat, -1)).sum((1, 2)).double().cpu().numpy()
         )
-        return found
+        return overlaps

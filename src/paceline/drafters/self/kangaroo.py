@@ -30,24 +30,23 @@ from paceline.utils import integer, need, number
 
 
 class KangarooState(SelfState):
-    """One sequence.
+    """Keeps one sequence, with the adapter's cache.
 
     Attributes:
-        own: the adapter's cache; it covers the text's first tokens. waiting: (n, hidden) states of the tokens behind
-            these.
+        adapter_cache: of the text's first tokens. waiting: (n, hidden) states of the tokens behind these.
         requested: length of the text when drafts were last requested, 0 once the outcome is known.
     """
 
-    __slots__ = ("own", "requested", "waiting")
+    __slots__ = ("adapter_cache", "requested", "waiting")
 
-    def __init__(self, context: Context, own: NativeCache, waiting: torch.Tensor) -> None:
+    def __init__(self, context: Context, adapter_cache: NativeCache, waiting: torch.Tensor) -> None:
         super().__init__(context)
-        self.own, self.waiting, self.requested = own, waiting, 0
+        self.adapter_cache, self.waiting, self.requested = adapter_cache, waiting, 0
 
     @property
     def known(self) -> int:
         """Tokens of the text whose states are here."""
-        return self.own.length + len(self.waiting)
+        return self.adapter_cache.length + len(self.waiting)
 
 
 class KangarooDrafter(SelfDrafter[KangarooState]):
@@ -142,11 +141,11 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
                 state.waiting = scores.taps[self._layer][[first + node for node in verdict.path]]
 
     def fork(self, state: KangarooState, context: Context) -> KangarooState:
-        return KangarooState(context, self.adapter.fork(state.own), state.waiting)
+        return KangarooState(context, self.adapter.fork(state.adapter_cache), state.waiting)
 
     def end(self, states: Sequence[KangarooState]) -> None:
         for state in states:
-            self.adapter.release(state.own)
+            self.adapter.release(state.adapter_cache)
 
     def _state(self, context: Context) -> KangarooState:
         return KangarooState(context, self.adapter.open(), self._none)
@@ -160,7 +159,7 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
     def _draft(self, drafts: Sequence[ActiveDraft]) -> list[TokenTree]:
         trees = super()._draft(drafts)
         if self.resumes:
-            self._finish([cast(KangarooState, one.state) for one in drafts])
+            self._finish([cast(KangarooState, draft.state) for draft in drafts])
         return trees
 
     def _finish(self, states: Sequence[KangarooState]) -> None:
@@ -185,16 +184,16 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
             for state, cache in zip(states, caches, strict=True):
                 self._follow(state, cache)
         exits = self.drafts.step(caches, inputs, plan, states=True, logits=False)[1]
-        own = [state.own for state in states]
+        adapter_caches = [state.adapter_cache for state in states]
         if first:
-            found = self.adapter.extend(
-                own, [torch.cat((s.waiting, row[None])) for s, row in zip(states, exits, strict=True)]
+            adapted = self.adapter.extend(
+                adapter_caches, [torch.cat((s.waiting, row[None])) for s, row in zip(states, exits, strict=True)]
             )
             for state in states:
                 state.waiting = self._none
         else:
-            found = self.adapter.ahead(own, [len(given) - 1 for given in inputs], exits)
-        return self.drafts.head(found, norm=False), exits if self.resumes else self._none
+            adapted = self.adapter.ahead(adapter_caches, [len(tokens) - 1 for tokens in inputs], exits)
+        return self.drafts.head(adapted, norm=False), exits if self.resumes else self._none
 
     def _has_room(self, state: KangarooState) -> bool:
         """Whether tokens whose states are missing can be replayed."""
@@ -204,10 +203,10 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
     def _follow(self, state: KangarooState, cache: SequenceCache) -> None:
         """Forget what was drafted, and get the states of all tokens but the last."""
         text = state.context.tokens
-        if state.own.length >= len(text):
+        if state.adapter_cache.length >= len(text):
             state.waiting = self._none
-        self.adapter.truncate(state.own, min(state.own.length, len(text) - 1))
+        self.adapter.truncate(state.adapter_cache, min(state.adapter_cache.length, len(text) - 1))
         if state.known < len(text) - 1:
             missing = text[state.known : -1]
-            states = replayed(self.target, self.drafts, cache, state.known, missing, plan=self._drafting.plan)
+            states = replayed(self.drafts.runner, cache, state.known, missing, plan=self._drafting.plan)
             state.waiting = torch.cat((state.waiting, states))

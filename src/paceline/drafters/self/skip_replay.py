@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.models import HasMemory, RunsLayers
-from paceline.models.runners import LayerDrafts
+from paceline.models import memory_of
 from paceline.tree import TokenTree
 
 if TYPE_CHECKING:
-    from paceline.models import LayerPlan, Runner, SequenceCache
+    from paceline.models import LayerPlan, Runner, RunsLayers, SequenceCache
 
 CHUNK = 512
 """Tokens of a pass."""
 
 
 def replayed(
-    runner: Runner, drafts: LayerDrafts, cache: SequenceCache, start: int, tokens: Sequence[int], *, plan: LayerPlan
+    runner: RunsLayers, cache: SequenceCache, start: int, tokens: Sequence[int], *, plan: LayerPlan
 ) -> torch.Tensor:
     """The states behind the planned layers after each of a text's tokens.
 
@@ -34,22 +33,19 @@ def replayed(
     Returns:
         (len(tokens), hidden), in the model's dtype.
     """
-    own = runner.fork(cache)
+    copy = runner.fork(cache)
     try:
-        runner.truncate(own, start)
-        if not isinstance(runner, RunsLayers):
-            steps = (drafts.step([own], [tokens[: i + 1]], plan, states=True)[1] for i in range(len(tokens)))
-            return torch.cat(list(steps))
-        return torch.cat([_passed(runner, own, tokens[i : i + CHUNK], plan) for i in range(0, len(tokens), CHUNK)])
+        runner.truncate(copy, start)
+        return torch.cat([_passed(runner, copy, tokens[i : i + CHUNK], plan) for i in range(0, len(tokens), CHUNK)])
     finally:
-        runner.release(own)
+        runner.release(copy)
 
 
-def _passed(runner: RunsLayers, own: SequenceCache, tokens: Sequence[int], plan: LayerPlan) -> torch.Tensor:
+def _passed(runner: RunsLayers, copy: SequenceCache, tokens: Sequence[int], plan: LayerPlan) -> torch.Tensor:
     """States of one pass over the next tokens of a copy, which then holds them."""
-    found, _ = runner.run_layers([own], [tokens[0]], [TokenTree.chain(tokens[1:])], plan=plan)
-    runner.commit([own], [tuple(range(len(tokens) - 1))])
-    return found
+    states, _ = runner.run_layers([copy], [tokens[0]], [TokenTree.chain(tokens[1:])], plan=plan)
+    runner.commit([copy], [tuple(range(len(tokens) - 1))])
+    return states
 
 
 def has_room(runner: Runner, tokens: int) -> bool:
@@ -57,4 +53,5 @@ def has_room(runner: Runner, tokens: int) -> bool:
 
     The copy moves to a run of up to twice its size.
     """
-    return not isinstance(runner, HasMemory) or 3 * runner.memory.blocks_for(tokens) <= runner.memory.spare()
+    memory = memory_of(runner)
+    return memory is None or 3 * memory.blocks_for(tokens) <= memory.spare()

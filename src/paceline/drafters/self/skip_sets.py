@@ -38,12 +38,12 @@ def first_set(layers: int, count: int) -> SubLayers:
 
 
 def random_set(layers: int, count: int, rng: np.random.Generator) -> SubLayers:
-    """`count` sub-layers, all sets alike."""
+    """Draw `count` sub-layers, all sets alike."""
     return frozenset(rng.choice(choices(layers), count, replace=False).tolist())
 
 
 def plan_of(skipped: SubLayers) -> LayerPlan:
-    """The pass that leaves these out."""
+    """Make the pass that leaves these out."""
     return LayerPlan(
         skip_attention=frozenset(part // 2 for part in skipped if part % 2 == 0),
         skip_mlp=frozenset(part // 2 for part in skipped if part % 2),
@@ -67,6 +67,6 @@ def unified_layers(layers: int, speedup: float) -> list[int]:
 
 
 def unified_plan(layers: int, speedup: float) -> LayerPlan:
-    """The pass over `unified_layers` alone."""
+    """Make the pass over `unified_layers` alone."""
     skipped = frozenset(range(layers)).difference(unified_layers(layers, speedup))
     return LayerPlan(skip_attention=skipped, skip_mlp=skipped)

@@ -57,7 +57,7 @@ SHIFT = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SearchRules:
-    """How long a search goes on, and how.
+    """Says how long a search goes on, and how.
 
     Attributes:
         stop_score: it ends when the best set scores this. max_steps: sets that it tries at most.
@@ -72,21 +72,21 @@ class SearchRules:
 
 
 class SkipSearch:
-    """One search over sets of `count` sub-layers.
+    """Searches over sets of `count` sub-layers.
 
     Args:
         seed: of its random sets.
 
     Attributes:
         best: the best set so far, at first every second layer. score: its score, below 0 before it was measured.
-        steps: sets tried since the search began. idle: of these, those in a row that were no better. begun: times it
+        steps: sets tried since the search began. idle: of these, those in a row that were no better. searches: times it
             began.
     """
 
     def __init__(self, layers: int, count: int, rules: SearchRules, seed: int = 0) -> None:
         self.layers, self.count, self.rules = layers, count, rules
         self.best, self.score = first_set(layers, count), -1.0
-        self.steps, self.idle, self.begun = 0, 0, 1
+        self.steps, self.idle, self.searches = 0, 0, 1
         self._rng = np.random.default_rng((seed, layers, count))
         self._scores: dict[SubLayers, float] = {}
         self._all = math.comb(len(choices(layers)), count)
@@ -114,7 +114,7 @@ class SkipSearch:
     def measured(self, score: float) -> None:
         """What the best set scores on another text."""
         if score < self.score - SHIFT:
-            self.steps, self.idle, self.begun = 0, 0, self.begun + 1
+            self.steps, self.idle, self.searches = 0, 0, self.searches + 1
             self._scores.clear()
         self.score = score
         self._note(self.best, score)
@@ -125,20 +125,20 @@ class SkipSearch:
 
     def _new(self) -> SubLayers:
         for _ in range(TRIES):
-            found = random_set(self.layers, self.count, self._rng)
-            if found not in self._scores:
+            skipped = random_set(self.layers, self.count, self._rng)
+            if skipped not in self._scores:
                 break
-        return found
+        return skipped
 
     def _promising(self) -> SubLayers:
         """The untried set with the highest upper bound."""
         near = [self._exchanged() for _ in range(POOL // 2)]
         far = [random_set(self.layers, self.count, self._rng) for _ in range(POOL // 2)]
-        pool = [one for one in dict.fromkeys(near + far) if one not in self._scores]
+        pool = [skipped for skipped in dict.fromkeys(near + far) if skipped not in self._scores]
         if not pool:
             return self._new()
         known = list(self._scores)[-KNOWN:]
-        scores = np.array([self._scores[one] for one in known])
+        scores = np.array([self._scores[skipped] for skipped in known])
         bounds = upper_bounds(self._rows(known), scores, self._rows(pool))
         return pool[int(bounds.argmax())]
 
@@ -153,8 +153,8 @@ class SkipSearch:
 
     def _rows(self, sets: list[SubLayers]) -> Array:
         rows = np.zeros((len(sets), 2 * self.layers))
-        for row, one in zip(rows, sets, strict=True):
-            row[sorted(one)] = 1.0
+        for row, skipped in zip(rows, sets, strict=True):
+            row[sorted(skipped)] = 1.0
         return rows
 
 
@@ -191,19 +191,19 @@ def _fit(covariance: Array, y: Array) -> tuple[float, Array, Array]:
 def _distances(a: Array, b: Array) -> Array:
     """(n, m) Euclidean distances of rows of zeros and ones: roots of the numbers of positions that differ."""
     differing = a.sum(1)[:, None] + b.sum(1) - 2.0 * a @ b.T
-    found: Array = np.sqrt(np.maximum(differing, 0.0))
-    return found
+    distances: Array = np.sqrt(np.maximum(differing, 0.0))
+    return distances
 
 
 def _matern(distance: Array) -> Array:
     """Matern's kernel of 5/2 at distances in units of its length."""
     x = math.sqrt(5.0) * distance
-    found: Array = (1.0 + x + x * x / 3.0) * np.exp(-x)
-    return found
+    likeness: Array = (1.0 + x + x * x / 3.0) * np.exp(-x)
+    return likeness
 
 
 class SwiftState(SelfState):
-    """One sequence.
+    """Keeps one sequence, with the search of its tenant.
 
     Attributes:
         search: of its tenant. replays: how often its tokens were replayed. seen: its length when they last were.
@@ -304,21 +304,21 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
 
     def search_of(self, tenant: str) -> SkipSearch:
         """The search that a tenant's texts share."""
-        found = self._searches.get(tenant)
-        if found is None:
-            found = self._searches[tenant] = SkipSearch(self.layers, self.count, self.rules, self.seed)
+        search = self._searches.get(tenant)
+        if search is None:
+            search = self._searches[tenant] = SkipSearch(self.layers, self.count, self.rules, self.seed)
             while len(self._searches) > MAX_TENANTS:
                 self._searches.popitem(last=False)
         self._searches.move_to_end(tenant)
-        return found
+        return search
 
     def matchness(self, state: SwiftState, skipped: SubLayers) -> float:
         """Share of the last `context_window` tokens of the text that the target without these sub-layers predicts."""
         text = state.context.tokens
         start = len(text) - 1 - self.window
-        states = replayed(self.target, self.drafts, state.cache, start, text[start:-1], plan=plan_of(skipped))
+        states = replayed(self.drafts.runner, state.cache, start, text[start:-1], plan=plan_of(skipped))
         drafted = self.drafts.best(states)
-        return sum(mine == own for mine, own in zip(drafted, text[start + 1 :], strict=True)) / len(drafted)
+        return sum(mine == token for mine, token in zip(drafted, text[start + 1 :], strict=True)) / len(drafted)
 
     def _state(self, context: Context) -> SwiftState:
         return SwiftState(context, self.search_of(context.tenant))
@@ -344,15 +344,15 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
 
     def _add(self, drafts: Sequence[ActiveDraft], logits: torch.Tensor) -> None:
         """The next token of every chain, and the candidates beside it."""
-        for one, row in zip(drafts, logits.split(1), strict=True) if self.tree_width > 1 else ():
-            if self._branches(one.state.context):
-                rows = weights(one.state.context, row, [one.chain.tokens])
+        for draft, row in zip(drafts, logits.split(1), strict=True) if self.tree_width > 1 else ():
+            if self._branches(draft.state.context):
+                rows = weights(draft.state.context, row, [draft.chain.tokens])
                 (tokens,), (chances,) = best_tokens(rows, self.tree_width)
-                one.chain.add_best(tokens, chances)
+                draft.chain.add_best(tokens, chances)
                 if tokens:
-                    one.levels.append((tokens, chances))
+                    draft.levels.append((tokens, chances))
             else:
-                super()._add([one], row)
+                super()._add([draft], row)
         if self.tree_width == 1:
             super()._add(drafts, logits)
 
@@ -413,18 +413,18 @@ def branched(levels: Sequence[tuple[Sequence[int], Sequence[float]]], nodes: int
         levels: per level tokens and their chances after the best tokens of the levels before. nodes: most nodes, at
             least as many as levels.
     """
-    tokens = [own[0] for own, _ in levels]
-    chances = [own[0] for _, own in levels]
+    tokens = [level[0] for level, _ in levels]
+    chances = [level[0] for _, level in levels]
     parents, reach = list(range(-1, len(levels) - 1)), 1.0
     beside: list[tuple[float, int, int, float]] = []
-    for parent, (own, each) in enumerate(levels, -1):
+    for parent, (level_tokens, level_chances) in enumerate(levels, -1):
         beside += [
             (reach * chance, parent, token, chance)
-            for token, chance in zip(own[1:], each[1:], strict=True)
+            for token, chance in zip(level_tokens[1:], level_chances[1:], strict=True)
             if chance > 0.0
         ]
-        reach *= each[0]
-    beside.sort(key=lambda one: (-one[0], one[1], one[2]))
+        reach *= level_chances[0]
+    beside.sort(key=lambda candidate: (-candidate[0], candidate[1], candidate[2]))
     for _, parent, token, chance in beside[: nodes - len(levels)]:
         tokens.append(token)
         parents.append(parent)

@@ -27,7 +27,7 @@ import numpy as np
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.bases import SingleDrafter
 from paceline.drafters.common.chains import chain_of
-from paceline.drafters.common.tables import MAX_TENANTS, Tables
+from paceline.drafters.common.tables import MAX_TENANTS, TenantTables
 from paceline.drafters.suffix.nodes import (
     ACTIVE,
     CHILD,
@@ -83,7 +83,7 @@ FACTOR: Final = 0
 LEAST: Final = 1
 
 
-class Desk(NamedTuple):
+class SuffixWorkspace(NamedTuple):
     """Settings and room to work in, one for all lookups of a drafter.
 
     Attributes:
@@ -125,35 +125,35 @@ class View(NamedTuple):
 
 @compiled
 def step(  # noqa: PLR0917 - compiled code has no keyword arguments
-    own: Longs, start: Int, size: Int, past: Longs, past_size: Int, desk: Longs, nodes: Int, levels: Int
+    text_record: Longs, start: Int, size: Int, past: Longs, past_size: Int, workspace: Longs, nodes: Int, levels: Int
 ) -> Int:
     """Take `text[start:size]` into the tree of a text, then `draft` within limits.
 
     A step of a decoding loop in one call.
 
-    `own`, `past` and `desk` are records (`nodes.record_of`) of `TreeArrays` and of a `Desk`.
+    `text_record`, `past` and `workspace` are records (`nodes.record_of`) of `TreeArrays` and of a `SuffixWorkspace`.
     """
-    tree, room = arrays_of(own), desk_of(desk)
+    tree, room = arrays_of(text_record), workspace_of(workspace)
     room.limits[NODES], room.limits[LEVELS] = nodes, levels
     if size > start:
         extend(tree, start, size, np.int64(OPEN), room.limits[DEPTH])
-    made = draft_from_trees(tree, size, arrays_of(past), past_size, room)
-    for k in range(made):
+    count = draft_from_trees(tree, size, arrays_of(past), past_size, room)
+    for k in range(count):
         room.tokens[k], room.parents[k] = room.best[k + 1, TOKEN], room.best[k + 1, ABOVE] - 1
         room.chances[k] = room.best_f[k + 1, CHANCE]
-    return made
+    return count
 
 
 @part_of_compiled
 def arrays_of(record: Longs) -> TreeArrays:
-    """The arrays of a tree."""
+    """Read the arrays of a tree from its record."""
     return TreeArrays(ints(record, 0), int_table(record, 1), ints(record, 2), longs(record, 3), int_table(record, 4))
 
 
 @part_of_compiled
-def desk_of(record: Longs) -> Desk:
-    """The arrays of a desk."""
-    return Desk(
+def workspace_of(record: Longs) -> SuffixWorkspace:
+    """Read the arrays of a workspace from its record."""
+    return SuffixWorkspace(
         longs(record, 0),
         floats(record, 1),
         floats(record, 2),
@@ -169,18 +169,18 @@ def desk_of(record: Longs) -> Desk:
 
 
 @part_of_compiled
-def draft_from_trees(own: TreeArrays, size: Int, past: TreeArrays, past_size: Int, desk: Desk) -> Int:
+def draft_from_trees(tree: TreeArrays, size: Int, past: TreeArrays, past_size: Int, workspace: SuffixWorkspace) -> Int:
     """The best draft from the tree of a text, `size` tokens long, and from a tree of other texts.
 
-    `past_size` 0 leaves the other tree out. Returns the number of nodes, which are in `desk.best` from row 1 on.
+    `past_size` 0 leaves the other tree out. Returns the number of nodes, which are in `workspace.best` from row 1 on.
     """
-    count = own.meta[ACTIVE]
-    score, made, match = best_of(View(own.text, own.nodes, own.active, size, count), desk, count, 0.0, 0)
+    count = tree.meta[ACTIVE]
+    score, nodes, match = best_of(View(tree.text, tree.nodes, tree.active, size, count), workspace, count, 0.0, 0)
     if past_size and past.nodes[0, COUNT]:
-        found = find_points(own.text, size, past, desk.points, desk.limits[DEPTH] - 1)
-        other = best_of(View(past.text, past.nodes, desk.points, past_size, 0), desk, found, score, match)[1]
-        made = other if other else made
-    return made
+        points = find_points(tree.text, size, past, workspace.points, workspace.limits[DEPTH] - 1)
+        other = best_of(View(past.text, past.nodes, workspace.points, past_size, 0), workspace, points, score, match)[1]
+        nodes = other if other else nodes
+    return nodes
 
 
 @part_of_compiled
@@ -189,11 +189,11 @@ def find_points(text: Ints, size: Int, past: TreeArrays, points: Ints, longest: 
 
     Returns how many there are.
     """
-    nodes, found, longest = past.nodes, 0, min(longest, size)
-    while found < longest:
+    nodes, count, longest = past.nodes, 0, min(longest, size)
+    while count < longest:
         node: Int = np.int64(0)
         matched, fits = np.int64(0), True
-        for at in range(size - found - 1, size):
+        for at in range(size - count - 1, size):
             if matched < nodes[node, EDGE] & 255:
                 fits = int(past.text[nodes[node, POS] + matched]) == int(text[at])
                 matched += 1
@@ -204,16 +204,16 @@ def find_points(text: Ints, size: Int, past: TreeArrays, points: Ints, longest: 
                 break
         if not fits:
             break
-        points[found, 0], points[found, 1] = node, matched
-        found += 1
-    for k in range(found // 2):
+        points[count, 0], points[count, 1] = node, matched
+        count += 1
+    for k in range(count // 2):
         for column in range(2):
-            points[k, column], points[found - 1 - k, column] = points[found - 1 - k, column], points[k, column]
-    return found
+            points[k, column], points[count - 1 - k, column] = points[count - 1 - k, column], points[k, column]
+    return count
 
 
 @part_of_compiled
-def best_of(view: View, desk: Desk, count: Int, score: float, match: Int) -> tuple[float, Int, Int]:
+def best_of(view: View, workspace: SuffixWorkspace, count: Int, score: float, match: Int) -> tuple[float, Int, Int]:
     """The best draft over the `count` match lengths of one tree, if it beats `score`, reached from `match` tokens.
 
     The longest match with the most room goes first, since its score often rules out most of the others.
@@ -222,85 +222,92 @@ def best_of(view: View, desk: Desk, count: Int, score: float, match: Int) -> tup
     """
     most: Int = np.int64(0)
     first = 0
-    made: Int = np.int64(0)
+    nodes: Int = np.int64(0)
     for k in range(count):
-        room = room_of(desk, count - k)
+        room = room_of(workspace, count - k)
         if room > most:
             most, first = room, k
     for turn in range(-1, count):
         k = first if turn < 0 else turn
         length = count - k
-        room = room_of(desk, length)
+        room = room_of(workspace, length)
         if room < 1 or room < score or (room == score and length <= match):
             continue
-        desk.work[0, LEVEL], desk.work[0, AT], desk.work[0, MATCHED] = 0, view.points[k, 0], view.points[k, 1]
-        got, rows = expand(view, desk, length, room)
+        workspace.work[0, LEVEL], workspace.work[0, AT], workspace.work[0, MATCHED] = (
+            0,
+            view.points[k, 0],
+            view.points[k, 1],
+        )
+        got, rows = expand(view, workspace, length, room)
         if got > score or (got == score and length > match):
-            score, made, match = got, rows, length
+            score, nodes, match = got, rows, length
             for row in range(1, rows + 1):  # not by slices, whose lengths compiled code would compare
                 for column in range(COLUMNS):
-                    desk.best[row, column] = desk.work[row, column]
-                desk.best_f[row, PROB], desk.best_f[row, CHANCE] = desk.work_f[row, PROB], desk.work_f[row, CHANCE]
-    return score, made, match
+                    workspace.best[row, column] = workspace.work[row, column]
+                workspace.best_f[row, PROB], workspace.best_f[row, CHANCE] = (
+                    workspace.work_f[row, PROB],
+                    workspace.work_f[row, CHANCE],
+                )
+    return score, nodes, match
 
 
 @part_of_compiled
-def room_of(desk: Desk, length: Int) -> Int:
+def room_of(workspace: SuffixWorkspace, length: Int) -> Int:
     """Most nodes of a draft from a match of `length` tokens, which is as much as it can score."""
-    limits = desk.limits
-    room: Int = min(np.int64(limits[NODES]), np.int64(desk.rules[FACTOR] * length + 1e-6))
+    limits = workspace.limits
+    room: Int = min(np.int64(limits[NODES]), np.int64(workspace.rules[FACTOR] * length + 1e-6))
     if limits[WIDTH] == 1:
         room = min(room, np.int64(limits[LEVELS]), np.int64(limits[DEPTH] - length))
     return room
 
 
 @part_of_compiled
-def expand(view: View, desk: Desk, length: Int, room: Int) -> tuple[float, Int]:
+def expand(view: View, workspace: SuffixWorkspace, length: Int, room: Int) -> tuple[float, Int]:
     """The most probable continuations of row 0 of `work`, parents first; returns their score and number."""
-    work, work_f = desk.work, desk.work_f
-    score, deepest = 0.0, min(desk.limits[LEVELS], desk.limits[DEPTH] - length)
-    work_f[0, PROB], made = 1.0, 0
-    known = follow(view, desk, length, 0, 1)
-    while made < room and made + 1 < known and deepest > 0:
-        made += 1
-        top = made
-        for i in range(made + 1, known):
+    work, work_f = workspace.work, workspace.work_f
+    score, deepest = 0.0, min(workspace.limits[LEVELS], workspace.limits[DEPTH] - length)
+    work_f[0, PROB], nodes = 1.0, 0
+    known = follow(view, workspace, length, 0, 1)
+    while nodes < room and nodes + 1 < known and deepest > 0:
+        nodes += 1
+        top = nodes
+        for i in range(nodes + 1, known):
             if work_f[i, PROB] > work_f[top, PROB]:
                 top = i
-        if top != made:
+        if top != nodes:
             for column in range(COLUMNS):
-                work[top, column], work[made, column] = work[made, column], work[top, column]
+                work[top, column], work[nodes, column] = work[nodes, column], work[top, column]
             for column in range(2):
-                work_f[top, column], work_f[made, column] = work_f[made, column], work_f[top, column]
-        score += work_f[made, PROB]
-        if work[made, LEVEL] < deepest and made < room:
-            known = follow(view, desk, length, made, known)
-    return score, made
+                work_f[top, column], work_f[nodes, column] = work_f[nodes, column], work_f[top, column]
+        score += work_f[nodes, PROB]
+        if work[nodes, LEVEL] < deepest and nodes < room:
+            known = follow(view, workspace, length, nodes, known)
+    return score, nodes
 
 
 @part_of_compiled
-def follow(view: View, desk: Desk, length: Int, row: Int, known: Int) -> Int:
+def follow(view: View, workspace: SuffixWorkspace, length: Int, row: Int, known: Int) -> Int:
     """Append what may follow `row`, from row `known` on; returns how many rows there are then."""
-    work, limits, nodes = desk.work, desk.limits, view.nodes
-    node, matched, prob = np.int64(work[row, AT]), np.int64(work[row, MATCHED]), desk.work_f[row, PROB]
+    work, limits, nodes = workspace.work, workspace.limits, view.nodes
+    node, matched, prob = np.int64(work[row, AT]), np.int64(work[row, MATCHED]), workspace.work_f[row, PROB]
     seen = np.int64(nodes[node, COUNT])
     for k in range(view.waiting):
         seen -= view.points[k, 0] == node
-    doubt = desk.scarce[min(length + work[row, LEVEL], limits[DEPTH])]
+    doubt = workspace.scarce[min(length + work[row, LEVEL], limits[DEPTH])]
     if matched < nodes[node, EDGE] & 255:
         at = nodes[node, POS] + matched
         token = np.int64(view.text[at]) if at < view.size else drafted(work, row, at - view.size + 1)
         sure = max(seen, 1)
-        return put(desk, known, row, (token, node, matched + 1), (prob, sure / (sure + doubt)))
+        return put(workspace, known, row, (token, node, matched + 1), (prob, sure / (sure + doubt)))
     child, tried, most = np.int64(nodes[node, CHILD]), 0, min(limits[WIDTH], MOST_CHILDREN)
     trust = PARTED if child >= 0 and nodes[child, NEXT] >= 0 else 1.0
     while child >= 0 and tried < most:
         count = nodes[child, COUNT]
-        if prob * count / seen < desk.rules[LEAST]:
+        if prob * count / seen < workspace.rules[LEAST]:
             break
         token = np.int64(nodes[child, EDGE] >> 8)
         known = put(
-            desk, known, row, (token, child, np.int64(1)), (prob * count / seen, trust * count / (seen + doubt))
+            workspace, known, row, (token, child, np.int64(1)), (prob * count / seen, trust * count / (seen + doubt))
         )
         child = np.int64(nodes[child, NEXT])
         tried += 1
@@ -308,15 +315,17 @@ def follow(view: View, desk: Desk, length: Int, row: Int, known: Int) -> Int:
 
 
 @part_of_compiled
-def put(desk: Desk, row: Int, above: Int, at: tuple[Int, Int, Int], chances: tuple[float, float]) -> Int:
+def put(
+    workspace: SuffixWorkspace, row: Int, above: Int, at: tuple[Int, Int, Int], chances: tuple[float, float]
+) -> Int:
     """Write a row of `work`: token, node and tokens matched on its edge; probability and chance.
 
     Returns the next row.
     """
-    work = desk.work
+    work = workspace.work
     work[row, ABOVE], work[row, LEVEL] = above, work[above, LEVEL] + 1
     work[row, TOKEN], work[row, AT], work[row, MATCHED] = at
-    desk.work_f[row, PROB], desk.work_f[row, CHANCE] = chances[0], min(chances[1], 1.0)
+    workspace.work_f[row, PROB], workspace.work_f[row, CHANCE] = chances[0], min(chances[1], 1.0)
     return row + 1
 
 
@@ -341,7 +350,7 @@ MAX_CACHED_TOKENS: Final = 500_000
 NO_TREE: Final = SuffixTree(1)
 
 
-class _State:
+class SuffixState:
     """One sequence: its text, its suffix tree, the store of its tenant."""
 
     __slots__ = ("cache", "context", "tree")
@@ -350,7 +359,7 @@ class _State:
         self.context, self.tree, self.cache = context, tree, cache
 
 
-class SuffixDrafter(SingleDrafter[_State]):
+class SuffixDrafter(SingleDrafter[SuffixState]):
     """Drafts what suffix trees over this text and past texts expect.
 
     Args:
@@ -404,22 +413,22 @@ class SuffixDrafter(SingleDrafter[_State]):
         self.depth, self.branches, self.whole = depth, suffix_decoding_use_tree_spec, suffix_decoding_cache_prompts
         self.keeps = requests > 0 and max_cached_tokens > 0
         new = partial(SuffixCache, depth, requests, max_cached_tokens, args.vocab_size)
-        self.tables: Tables[SuffixCache] = Tables(
+        self.tables: TenantTables[SuffixCache] = TenantTables(
             "suffix", args, new, folder=tables, shared=shared_tables, max_tenants=max_tenants
         )
         self._limits = np.array([0, 0, MOST_CHILDREN if self.branches else 1, depth], np.int64)
         self._rules = np.array([factor, least], np.float64)
         self._make_room(64)
 
-    def _begin(self, context: Context) -> _State:
-        state = _State(context, SuffixTree(self.depth, ROOM + len(context.tokens)), self._cache(context))
+    def _begin(self, context: Context) -> SuffixState:
+        state = SuffixState(context, SuffixTree(self.depth, ROOM + len(context.tokens)), self._cache(context))
         _catch_up(state)
         return state
 
-    def fork(self, state: _State, context: Context) -> _State:
-        return _State(context, state.tree.copy(), self._cache(context))
+    def fork(self, state: SuffixState, context: Context) -> SuffixState:
+        return SuffixState(context, state.tree.copy(), self._cache(context))
 
-    def end(self, states: Sequence[_State]) -> None:
+    def end(self, states: Sequence[SuffixState]) -> None:
         """Keep the outputs of these requests for later ones of their tenants."""
         for state in states:
             text, prompt = state.context.tokens, state.context.prompt_length
@@ -431,25 +440,25 @@ class SuffixDrafter(SingleDrafter[_State]):
     def _cache(self, context: Context) -> SuffixCache | None:
         return self.tables.of(context.tenant) if self.keeps else None
 
-    def _propose(self, state: _State, budget: Budget) -> TokenTree:
+    def _propose(self, state: SuffixState, budget: Budget) -> TokenTree:
         tree, past = state.tree, NO_TREE if state.cache is None else state.cache.tree
         most = min(budget.nodes, self.limit, 16 * self.depth)
         if most > self._most:
             self._make_room(most)
-        start, desk = tree.write(state.context.tokens[tree.size :]), self.desk
-        made = step(tree.record, start, tree.size, past.record, past.size, self.record, most, budget.depth)
-        if not made:
+        start, workspace = tree.write(state.context.tokens[tree.size :]), self.workspace
+        nodes = step(tree.record, start, tree.size, past.record, past.size, self.record, most, budget.depth)
+        if not nodes:
             return EMPTY_TREE
-        tokens, chances = desk.tokens[:made].copy(), desk.chances[:made].copy()
+        tokens, chances = workspace.tokens[:nodes].copy(), workspace.chances[:nodes].copy()
         if not self.branches:
             return chain_of(tokens, chances, self.index)
-        return TokenTree.build(tokens, desk.parents[:made].copy(), confidence=chances, sources=self.index)
+        return TokenTree.build(tokens, workspace.parents[:nodes].copy(), confidence=chances, sources=self.index)
 
     def _make_room(self, most: int) -> None:
         """Rows for drafts of so many nodes and the paths that they leave open."""
         drafted, opened = most + 2, most + 2 + (most + 1) * (MOST_CHILDREN if self.branches else 1)
         self._most = most
-        self.desk = Desk(
+        self.workspace = SuffixWorkspace(
             limits=self._limits,
             rules=self._rules,
             scarce=np.interp(np.arange(self.depth + 1), _MATCH, _SCARCE),
@@ -462,13 +471,13 @@ class SuffixDrafter(SingleDrafter[_State]):
             parents=np.zeros(drafted, np.int32),
             chances=np.zeros(drafted, np.float32),
         )
-        self.record = record_of(self.desk)
+        self.record = record_of(self.workspace)
 
 
 def _flag(name: str, value: object) -> None:
     need(isinstance(value, bool), name, "be True or False", value)
 
 
-def _catch_up(state: _State) -> None:
+def _catch_up(state: SuffixState) -> None:
     """Take what is new in the text into its tree."""
     state.tree.grow(np.array(state.context.tokens[state.tree.size :], np.int32))

@@ -56,7 +56,7 @@ REACH: Final = 8
 
 
 class TreeArrays(NamedTuple):
-    """All of a tree, for compiled functions.
+    """Holds all arrays of a tree, for compiled functions.
 
     Attributes:
         text: (capacity,) int32 tokens.
@@ -252,41 +252,41 @@ _int32, _int64, _float32, _float64 = (
 
 @part_of_compiled
 def ints(record: Longs, at: Int) -> Ints:
-    """(rows,) int32: array number `at` of a record."""
-    found: Ints = carray(_int32(record[at, 0]), (record[at, 1],))
-    return found
+    """Read (rows,) int32, array number `at` of a record."""
+    array: Ints = carray(_int32(record[at, 0]), (record[at, 1],))
+    return array
 
 
 @part_of_compiled
 def int_table(record: Longs, at: Int) -> Ints:
-    """(rows, columns) int32."""
-    found: Ints = carray(_int32(record[at, 0]), (record[at, 1], record[at, 2]))
-    return found
+    """Read (rows, columns) int32."""
+    array: Ints = carray(_int32(record[at, 0]), (record[at, 1], record[at, 2]))
+    return array
 
 
 @part_of_compiled
 def longs(record: Longs, at: Int) -> Longs:
-    """(rows,) int64."""
-    found: Longs = carray(_int64(record[at, 0]), (record[at, 1],))
-    return found
+    """Read (rows,) int64."""
+    array: Longs = carray(_int64(record[at, 0]), (record[at, 1],))
+    return array
 
 
 @part_of_compiled
 def singles(record: Longs, at: Int) -> Singles:
-    """(rows,) float32."""
-    found: Singles = carray(_float32(record[at, 0]), (record[at, 1],))
-    return found
+    """Read (rows,) float32."""
+    array: Singles = carray(_float32(record[at, 0]), (record[at, 1],))
+    return array
 
 
 @part_of_compiled
 def floats(record: Longs, at: Int) -> Floats:
-    """(rows,) float64."""
-    found: Floats = carray(_float64(record[at, 0]), (record[at, 1],))
-    return found
+    """Read (rows,) float64."""
+    array: Floats = carray(_float64(record[at, 0]), (record[at, 1],))
+    return array
 
 
 @part_of_compiled
 def float_table(record: Longs, at: Int) -> Floats:
-    """(rows, columns) float64."""
-    found: Floats = carray(_float64(record[at, 0]), (record[at, 1], record[at, 2]))
-    return found
+    """Read (rows, columns) float64."""
+    array: Floats = carray(_float64(record[at, 0]), (record[at, 1], record[at, 2]))
+    return array

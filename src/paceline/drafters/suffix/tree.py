@@ -264,7 +264,7 @@ class SuffixTree:
         self.size -= by
 
     def copy(self) -> SuffixTree:
-        """An independent copy."""
+        """Make an independent copy."""
         twin = SuffixTree(self.depth)
         text, nodes, heads, meta, active = self.arrays
         twin.size = self.size
@@ -273,12 +273,12 @@ class SuffixTree:
 
     @property
     def count(self) -> int:
-        """Suffixes in the tree."""
+        """Count the suffixes in the tree."""
         return int(self.arrays.nodes[0, COUNT])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Count the bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
     def _take(self, tokens: Ints) -> Iterator[tuple[int, int]]:
@@ -306,9 +306,9 @@ class SuffixTree:
 def _larger(array: Ints, length: int, used: int) -> Ints:
     """A longer array with the same first `used` rows."""
     wanted = max(length, 2 * len(array) if len(array) < 65536 else len(array) + len(array) // 4)
-    made: Ints = np.empty((wanted, *array.shape[1:]), np.int32)
-    made[:used] = array[:used]
-    return made
+    larger: Ints = np.empty((wanted, *array.shape[1:]), np.int32)
+    larger[:used] = array[:used]
+    return larger
 
 
 LEAST_WASTE: Final = 4096
@@ -332,7 +332,7 @@ class SuffixCache:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are kept."""
+        """Count the tokens that are kept."""
         return self.tree.size - self.first
 
     def add(self, tokens: Ints) -> None:
@@ -362,7 +362,7 @@ class SuffixCache:
         }
 
     def read_arrays(self, arrays: Arrays, stored: int | None = None) -> None:
-        """See `tables.Table`; a text with an id beyond is left out."""
+        """See `tables.TenantTable`; a text with an id beyond is left out."""
         tokens, lengths = arrays["tokens"], arrays["lengths"]
         for name, array, dtype in (("tokens", tokens, np.int32), ("lengths", lengths, np.int64)):
             if array.ndim != 1 or array.dtype != dtype:

@@ -43,7 +43,7 @@ def cut_of(text: str, start: int = 0) -> int | None:
 
 
 class Retokenizer:
-    """From one vocabulary to another; serves many sequences.
+    """Translates tokens of one vocabulary into another's; serves many sequences.
 
     Args:
         specials: ids of special tokens -> ids of the other vocabulary.
@@ -57,13 +57,13 @@ class Retokenizer:
         start = other.encode("", add_special_tokens=True)
         self.prefix = start[:1] if start and start[0] == other.bos_id else []
 
-    def open(self) -> Reading:
+    def open(self) -> TextReading:
         """A text of which nothing was read."""
-        return Reading(self)
+        return TextReading(self)
 
 
-class Reading:
-    """One text as it is read.
+class TextReading:
+    """Reads one text, token by token, and writes it in the other vocabulary.
 
     Attributes:
         done: the other vocabulary's tokens of what is closed; they do not change.
@@ -78,9 +78,9 @@ class Reading:
         self.done, self.tail, self.pending, self.read = list[int](), "", b"", 0
         self._open: list[int] | None = []
 
-    def copy(self) -> Reading:
+    def copy(self) -> TextReading:
         """The same text, to be read on another way."""
-        other = Reading(self._by)
+        other = TextReading(self._by)
         other.done, other.tail, other.pending, other.read = list(self.done), self.tail, self.pending, self.read
         other._open = None
         return other
@@ -131,7 +131,7 @@ _STEP = 1 << 40
 
 
 class TranslatedState:
-    """See the module.
+    """Keeps one sequence in the target's tokens and in the draft's (see the module).
 
     Attributes:
         context: the sequence, in the target's tokens. inner: the same for the draft model, in its own.
@@ -141,12 +141,12 @@ class TranslatedState:
     __slots__ = ("_closed", "context", "inner", "reading")
 
     def __init__(
-        self, context: Context, reading: Reading, cache: SequenceCache, inner: DraftState | None = None
+        self, context: Context, reading: TextReading, cache: SequenceCache, inner: DraftState | None = None
     ) -> None:
         self.context, self.reading = context, reading
         tokens = [] if inner is None else list(inner.context.tokens)
-        own = replace(context, tokens=tokens, prompt_length=0, apply_rules=None, taps={}, prediction=())
-        self.inner = DraftState(own, cache, 0 if inner is None else inner.base)
+        draft_context = replace(context, tokens=tokens, prompt_length=0, apply_rules=None, taps={}, prediction=())
+        self.inner = DraftState(draft_context, cache, 0 if inner is None else inner.base)
         self._closed = 0
 
     @property
@@ -163,15 +163,15 @@ class TranslatedState:
         Args:
             number: the draft's tokens as `runner` knows them.
         """
-        context, own, reading = self.context, self.inner.context, self.reading
-        own.seed = int(uniform(context.seed, len(context.tokens), _STEP) * 2**53)
+        context, draft_context, reading = self.context, self.inner.context, self.reading
+        draft_context.seed = int(uniform(context.seed, len(context.tokens), _STEP) * 2**53)
         if reading.read == len(context.tokens):
             return
         reading.follow(context.tokens)
         new = number([*reading.done[self._closed :], *reading.open])
-        old = own.tokens[self._closed :]
+        old = draft_context.tokens[self._closed :]
         same = agreed(old, new)
-        own.tokens[self._closed + same :] = new[same:]
+        draft_context.tokens[self._closed + same :] = new[same:]
         self.inner.forget(runner, self._closed + same)
         self._closed = len(reading.done)
 

@@ -51,15 +51,15 @@ class Writer:
         data, reach, end = self._read(drafted, chances)
         size = whole_characters(data)
         tokens = self._tokens(text, data[:size]) if size else []
-        found, before, at = list[float](), 1.0, 0
+        reaches, before, at = list[float](), 1.0, 0
         for token in tokens:
             at += len(self._mine[token] or b"")
             now = reach[at - 1]
-            found.append(min(now / before, 1.0) if before > 0.0 else 0.0)
+            reaches.append(min(now / before, 1.0) if before > 0.0 else 0.0)
             before = now
         if end is not None and self._end is not None and at == len(data):
-            return [*tokens, self._end], [*found, end]
-        return tokens, found
+            return [*tokens, self._end], [*reaches, end]
+        return tokens, reaches
 
     def _read(self, drafted: Sequence[int], chances: Sequence[float]) -> tuple[bytes, list[float], float | None]:
         """Bytes up to the first special token, the chance that the draft gets to the token of each, and that of an end
@@ -90,13 +90,13 @@ class Writer:
 
     def _behind(self, text: Sequence[int]) -> bytes:
         """What the last few tokens wrote, from the first whole character and the last special token on."""
-        found = b""
+        behind = b""
         for token in reversed(text[-LOOK_BACK:]):
             if not (written := self._bytes(token)):
                 break
-            found = written + found
-        start = next((i for i, byte in enumerate(found) if not 0x80 <= byte < 0xC0), len(found))
-        return found[start:]
+            behind = written + behind
+        start = next((i for i, byte in enumerate(behind) if not 0x80 <= byte < 0xC0), len(behind))
+        return behind[start:]
 
     def _bytes(self, token: int) -> bytes:
         """What a token of the target writes; nothing for special and unknown ones."""
@@ -179,19 +179,19 @@ class SlemDrafter(Drafter):
             else 0
         )
 
-    def _known(self, own: Sequence[int]) -> list[int]:
+    def _known(self, tokens: Sequence[int]) -> list[int]:
         """Tokens of the draft without those that its tokenizer has and its model has not."""
-        return [token for token in own if token < self.runner.info.vocab_size]
+        return [token for token in tokens if token < self.runner.info.vocab_size]
 
     def _draft(self, states: Sequence[TranslatedState], limits: Sequence[_GoOn]) -> list[TokenTree]:
         """Greedy chains in the draft's tokens."""
         runner, inner = self.runner, [state.inner for state in states]
-        for one in inner:
-            one.confirm(runner)
-            one.context.temperature = 0.0
+        for draft_state in inner:
+            draft_state.confirm(runner)
+            draft_state.context.temperature = 0.0
         steps = [self._steps(state, limit.budget) for state, limit in zip(states, limits, strict=True)]
         each = zip(inner, steps, limits, strict=True)
-        chains = [ChainDraft(one.context, count, limit.go_on, drawn=False) for one, count, limit in each]
+        chains = [ChainDraft(state.context, count, limit.go_on, drawn=False) for state, count, limit in each]
         return draft_chains(runner, inner, chains, runner.info.vocab_size, self.index)
 
 

@@ -48,7 +48,7 @@ def counts_path(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Counts of a target's texts.
+    """Counts how often a target writes each token, in two halves of its texts.
 
     Attributes:
         halves: (2, v), of every second text.
@@ -78,12 +78,12 @@ class TokenCounts:
 
     @property
     def total(self) -> Ints:
-        """(v,) of both halves."""
-        found: Ints = self.halves.sum(0)
-        return found
+        """Add up both halves, (v,)."""
+        total: Ints = self.halves.sum(0)
+        return total
 
     def fitted(self, vocab_size: int) -> TokenCounts:
-        """The same of so many tokens."""
+        """Make the same for a vocabulary of so many tokens."""
         halves = np.zeros((2, vocab_size), np.int64)
         shared = min(vocab_size, self.halves.shape[1])
         halves[:, :shared] = self.halves[:, :shared]
@@ -91,11 +91,11 @@ class TokenCounts:
 
     @property
     def tokens(self) -> int:
-        """That were counted."""
+        """Count the tokens that were counted."""
         return int(self.halves.sum())
 
     def plus(self, other: TokenCounts) -> TokenCounts:
-        """With those of further texts.
+        """Add the counts of further texts.
 
         Raises:
             ConfigError: they were made with another tokenizer.
@@ -112,12 +112,12 @@ class TokenCounts:
             always: tokens that are kept in any case.
         """
         size = self.halves.shape[1]
-        found = np.zeros(-(-size // STEP) + 1)
-        for own, other in (self.halves, self.halves[::-1]):
-            held = own[most_frequent(other, always)]
+        covered = np.zeros(-(-size // STEP) + 1)
+        for counted, other in (self.halves, self.halves[::-1]):
+            held = counted[most_frequent(other, always)]
             sums = np.concatenate(([0], np.cumsum(held)))
-            found += sums[np.minimum(np.arange(len(found)) * STEP, size)] / max(int(held.sum()), 1) / 2
-        kept: list[float] = found.tolist()
+            covered += sums[np.minimum(np.arange(len(covered)) * STEP, size)] / max(int(held.sum()), 1) / 2
+        kept: list[float] = covered.tolist()
         return kept
 
     def best_size(self, always: AbstractSet[int], share: float) -> int:
@@ -161,28 +161,28 @@ class TokenCounts:
             ConfigError: it cannot be read, or is no such file.
         """
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"counts in {str(path)!r} cannot be read ({why}); {AGAIN}") from None
-        return cls.parse(found, path)
+        return cls.parse(content, path)
 
     @classmethod
-    def parse(cls, found: Any, path: Path) -> TokenCounts:
-        """What `load` has read, see there."""
-        if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
+    def parse(cls, content: Any, path: Path) -> TokenCounts:
+        """Make counts of what `load` has read, see there."""
+        if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
             raise ConfigError(f"{str(path)!r} holds no counts of tokens of this version; {AGAIN}")
         try:
-            size, texts = int(found["vocab_size"]), int(found["texts"])
+            size, texts = int(content["vocab_size"]), int(content["texts"])
             halves = np.zeros((2, size), np.int64)
-            for own, half in zip(halves, found["halves"], strict=True):
+            for counts, half in zip(halves, content["halves"], strict=True):
                 ids = np.array([int(token) for token in half], np.int64)
-                own[ids] = np.array([int(count) for count in half.values()], np.int64)
+                counts[ids] = np.array([int(count) for count in half.values()], np.int64)
                 if len(ids) and ids.min() < 0:
                     raise ValueError("an id below 0")
             if (halves < 0).any():
                 raise ValueError("a count below 0")
-            return cls(halves, str(found["tokenizer"]), str(found["model"]), str(found["origin"]), texts)
+            return cls(halves, str(content["tokenizer"]), str(content["model"]), str(content["origin"]), texts)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, MemoryError) as error:
             raise ConfigError(f"counts in {str(path)!r} are damaged ({error}); {AGAIN}") from None
 

@@ -37,7 +37,7 @@ logger = logging.getLogger("paceline")
 
 @dataclass(frozen=True, slots=True)
 class HeadCut:
-    """What a head keeps.
+    """Says which rows a head keeps, and why.
 
     Attributes:
         tokens: ascending ids, None for all. words: what was decided and why, for people; "" where nothing was.
@@ -114,8 +114,8 @@ def kept_tokens(size: int, counts: str | Counts | None, tokenizer: Tokenizer, vo
     always = {token for token in indispensable(tokenizer) if token < vocab_size}
     rule = f"be {len(always)} or more: special tokens and single bytes are always kept"
     need(size >= len(always), "draft_vocab_size", rule, size)
-    found: list[int] = np.sort(most_frequent(counts, always)[:size]).tolist()
-    return found
+    kept: list[int] = np.sort(most_frequent(counts, always)[:size]).tolist()
+    return kept
 
 
 def _known(models: Models, vocab_size: int) -> TokenCounts | None:
@@ -141,15 +141,15 @@ def _halves(path: Path, tokenizer: Tokenizer, vocab_size: int) -> TokenCounts:
     Raises:
         ConfigError: plain counts, or a file that cannot be read.
     """
-    found = _read(path)
-    if isinstance(found, TokenCounts):
-        return _checked(found, path, tokenizer).fitted(vocab_size)
-    if not isinstance(found, str):
+    content = _read(path)
+    if isinstance(content, TokenCounts):
+        return _checked(content, path, tokenizer).fitted(vocab_size)
+    if not isinstance(content, str):
         raise ConfigError(
             f"draft_vocab_file {str(path)!r} holds plain counts, which do not say how many tokens are enough; give "
             "draft_vocab_size too"
         )
-    ids = tokenizer.encode(found, add_special_tokens=False)
+    ids = tokenizer.encode(content, add_special_tokens=False)
     return TokenCounts.of([ids], vocab_size, tokenizer=tokenizer.fingerprint(), model="", origin=str(path))
 
 
@@ -171,16 +171,16 @@ def read_counts(path: Path, tokenizer: Tokenizer, vocab_size: int) -> Counts:
     Raises:
         ConfigError: no such file, no UTF-8, JSON of another form, or counts of another tokenizer.
     """
-    found = _read(path)
-    if isinstance(found, TokenCounts):
-        return _checked(found, path, tokenizer).fitted(vocab_size).total
-    if isinstance(found, str):
-        ids: Sequence[int] = tokenizer.encode(found, add_special_tokens=False)
+    content = _read(path)
+    if isinstance(content, TokenCounts):
+        return _checked(content, path, tokenizer).fitted(vocab_size).total
+    if isinstance(content, str):
+        ids: Sequence[int] = tokenizer.encode(content, add_special_tokens=False)
         return np.bincount([token for token in ids if token < vocab_size], minlength=vocab_size)
-    if isinstance(found, dict):
-        pairs = [(_id(path, key), _count(path, value)) for key, value in found.items()]
+    if isinstance(content, dict):
+        pairs = [(_id(path, key), _count(path, value)) for key, value in content.items()]
     else:
-        pairs = [(_id(path, token), len(found) - position) for position, token in enumerate(found)]
+        pairs = [(_id(path, token), len(content) - position) for position, token in enumerate(content)]
     counts = np.zeros(vocab_size, np.int64)
     for token, count in pairs:
         if token < vocab_size:
@@ -197,10 +197,10 @@ def _read(path: Path) -> TokenCounts | dict[str, Any] | list[Any] | str:
         raise ConfigError(
             f"draft_vocab_file {str(path)!r} cannot be read ({why}); give JSON counts or a UTF-8 text"
         ) from None
-    found = _json(text) if text.lstrip()[:1] in ("{", "[") else None
-    if isinstance(found, dict) and found.get("format") == FORMAT:
-        return TokenCounts.parse(found, path)
-    return found if isinstance(found, dict | list) else text
+    content = _json(text) if text.lstrip()[:1] in ("{", "[") else None
+    if isinstance(content, dict) and content.get("format") == FORMAT:
+        return TokenCounts.parse(content, path)
+    return content if isinstance(content, dict | list) else text
 
 
 def _json(text: str) -> Any:
@@ -211,9 +211,9 @@ def _json(text: str) -> Any:
         return None
 
 
-def _id(path: Path, given: object) -> int:
-    text = str(given)
-    if isinstance(given, bool) or not text.isdecimal() or len(text) > 12:
+def _id(path: Path, key: object) -> int:
+    text = str(key)
+    if isinstance(key, bool) or not text.isdecimal() or len(text) > 12:
         raise ConfigError(
             f"draft_vocab_file {str(path)!r} must hold token ids, got {text[:60]!r}; give {{id: count}} or a list of "
             f"ids"
@@ -221,7 +221,7 @@ def _id(path: Path, given: object) -> int:
     return int(text)
 
 
-def _count(path: Path, given: object) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 2**53:
-        raise ConfigError(f"draft_vocab_file {str(path)!r} must hold counts of 0 or more, got {str(given)[:60]!r}")
-    return given
+def _count(path: Path, count: object) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**53:
+        raise ConfigError(f"draft_vocab_file {str(path)!r} must hold counts of 0 or more, got {str(count)[:60]!r}")
+    return count

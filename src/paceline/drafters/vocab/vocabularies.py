@@ -31,7 +31,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Tokens of both vocabularies.
+    """Maps the tokens that both vocabularies have.
 
     Attributes:
         target_of: the draft's id -> the target's; specials: those of special tokens among them, the target's id -> the
@@ -43,46 +43,46 @@ class Shared:
 
     @property
     def texts(self) -> int:
-        """How many of them write text."""
+        """Count those that write text."""
         return len(self.target_of) - len(self.specials)
 
 
 def shared_tokens(target: Tokenizer, draft: Tokenizer) -> Shared:
     """What both have; each token of one is the same as at most one of the other."""
     mine, theirs = _by_bytes(target), _by_bytes(draft)
-    found = {theirs[written]: mine[written] for written in theirs.keys() & mine.keys()}
+    shared = {theirs[written]: mine[written] for written in theirs.keys() & mine.keys()}
     specials = _specials(target, draft)
-    return Shared(found | {theirs: mine for mine, theirs in specials.items()}, specials)
+    return Shared(shared | {theirs: mine for mine, theirs in specials.items()}, specials)
 
 
 def _by_bytes(tokenizer: Tokenizer) -> dict[bytes, int]:
     """Bytes -> the token that writes them: the lowest, and one that is more than a lonely byte where there is a
     choice.
     """
-    spelled, found = tokenizer.tokens(), dict[bytes, int]()
+    spelled, token_of = tokenizer.tokens(), dict[bytes, int]()
     lonely = []
     for index, written in enumerate(token_bytes(tokenizer)):
         if written and BYTE.fullmatch(spelled[index]):
             lonely.append((written, index))
         elif written:
-            found.setdefault(written, index)
+            token_of.setdefault(written, index)
     for written, index in lonely:
-        found.setdefault(written, index)
-    return found
+        token_of.setdefault(written, index)
+    return token_of
 
 
 def _specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
     """Special tokens of the target -> the draft's, by office, then by name."""
-    found: dict[int, int] = {}
+    counterparts: dict[int, int] = {}
     for mine, theirs in ((target.eos_id, draft.eos_id), (target.bos_id, draft.bos_id)):
-        if mine is not None and theirs is not None and mine not in found and theirs not in found.values():
-            found[mine] = theirs
+        if mine is not None and theirs is not None and mine not in counterparts and theirs not in counterparts.values():
+            counterparts[mine] = theirs
     names, spelled = {draft.tokens()[index]: index for index in draft.special_ids}, target.tokens()
     for mine in sorted(target.special_ids):
         other = names.get(spelled[mine])
-        if other is not None and mine not in found and other not in found.values():
-            found[mine] = other
-    return found
+        if other is not None and mine not in counterparts and other not in counterparts.values():
+            counterparts[mine] = other
+    return counterparts
 
 
 def check_shared(shared: Shared, model: str, target: Tokenizer, draft: Tokenizer) -> None:
@@ -110,11 +110,11 @@ class Numbering:
     def __init__(self, shared: Shared, vocab_size: int, draft_size: int) -> None:
         self.vocab_size = vocab_size
         pairs = sorted(
-            (own, other) for own, other in shared.target_of.items() if own < draft_size and other < vocab_size
+            (token, other) for token, other in shared.target_of.items() if token < draft_size and other < vocab_size
         )
-        self.own = np.array([own for own, _ in pairs], np.int64)
+        self.shared_ids = np.array([token for token, _ in pairs], np.int64)
         self.names: Ids = np.full(draft_size, -1, np.int64)
-        self.names[self.own] = [other for _, other in pairs]
+        self.names[self.shared_ids] = [other for _, other in pairs]
         self.common_of: Ids = np.where(self.names >= 0, self.names, vocab_size + np.arange(draft_size))
         self.into: Ids = np.full(vocab_size + draft_size, -1, np.int64)
         self.into[self.common_of] = np.arange(draft_size)
@@ -126,12 +126,12 @@ class Numbering:
         """
         if isinstance(inner, MappedRunner):
             return inner.renamed(self.into, self.names, self.vocab_size)
-        return MappedRunner(inner, self.into, self.own, self.names[self.own], self.vocab_size)
+        return MappedRunner(inner, self.into, self.shared_ids, self.names[self.shared_ids], self.vocab_size)
 
-    def numbers(self, own: Sequence[int]) -> list[int]:
+    def numbers(self, tokens: Sequence[int]) -> list[int]:
         """Tokens of the draft in the common numbering; ids beyond its head are left out."""
         size, common = len(self.common_of), self.common_of
-        return [int(common[token]) for token in own if token < size]
+        return [int(common[token]) for token in tokens if token < size]
 
 
 def open_shared(
@@ -144,7 +144,7 @@ def open_shared(
     Raises:
         what `Models.open` raises.
     """
-    rows = sorted(own for own, other in shared.target_of.items() if other < vocab_size)
+    rows = sorted(token for token, other in shared.target_of.items() if other < vocab_size)
     try:
         inner = models.open(model, head_rows=rows, other_tokens=True, device=device)
     except UnsupportedModelError:

@@ -46,7 +46,7 @@ class _Edge:
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _VisitedText:
     """A text that some rollout went through.
 
     Attributes:
@@ -56,16 +56,16 @@ class _Place:
     """
 
     branch: Branch
-    after: dict[int, _Place] = field(default_factory=dict)
+    after: dict[int, _VisitedText] = field(default_factory=dict)
     top: list[tuple[int, float]] | None = None
-    ending: _Place | None = None
+    ending: _VisitedText | None = None
     reward: float | None = None
     visits: int = 0
     edges: list[_Edge] = field(default_factory=list)
 
-    def next(self, token: int, logprob: float) -> _Place:
+    def next(self, token: int, logprob: float) -> _VisitedText:
         if token not in self.after:
-            self.after[token] = _Place(self.branch.child(token, logprob))
+            self.after[token] = _VisitedText(self.branch.child(token, logprob))
         return self.after[token]
 
 
@@ -136,7 +136,7 @@ class PgTd(Search):
         self.tried: list[Branch] = []  # of each rollout the text that it added to the tree, or came to the end of
 
     def steps(self, root: Branch) -> Steps[None]:
-        judge, start = self._judge(root), _Place(root)
+        judge, start = self._judge(root), _VisitedText(root)
         yield from self._expanded(start)
         for rollout in range(self.rollouts):
             path, place = self._selected(start)
@@ -150,7 +150,7 @@ class PgTd(Search):
                 above.visits += 1
                 edge.visits += 1
                 edge.best = max(edge.best, reward)
-            if sum(one.score >= 1.0 for one in self.found) >= root.request.params.n:
+            if sum(text.score >= 1.0 for text in self.found) >= root.request.params.n:
                 break
         self.alive = self.kept = []
 
@@ -159,7 +159,7 @@ class PgTd(Search):
         del branch
         return 0.0
 
-    def _selected(self, start: _Place) -> tuple[list[tuple[_Place, _Edge]], _Place]:
+    def _selected(self, start: _VisitedText) -> tuple[list[tuple[_VisitedText, _Edge]], _VisitedText]:
         """Down the tree to the first place that is not in it, or has ended; the edges taken."""
         path, place = [], start
         while place.edges:
@@ -168,11 +168,11 @@ class PgTd(Search):
             place = place.next(edge.token, edge.logprob)
         return path, place
 
-    def _promise(self, place: _Place, edge: _Edge) -> float:
+    def _promise(self, place: _VisitedText, edge: _Edge) -> float:
         weight = log((place.visits + self.base + 1) / self.base) + self.exploration
         return edge.best + weight * edge.prior * sqrt(log(place.visits)) / (1 + edge.visits)
 
-    def _expanded(self, place: _Place) -> Steps[None]:
+    def _expanded(self, place: _VisitedText) -> Steps[None]:
         """Put a place into the tree."""
         place.visits = 1
         if place.branch.ended:
@@ -182,26 +182,26 @@ class PgTd(Search):
         total = sum(exp(value) for _, value in top)
         place.edges = [_Edge(token, value, exp(value) / total) for token, value in top]
 
-    def _top(self, place: _Place) -> Steps[list[tuple[int, float]]]:
+    def _top(self, place: _VisitedText) -> Steps[list[tuple[int, float]]]:
         """The likeliest tokens, likeliest first."""
         if place.top is not None:
             return place.top
         return self._noted(place, (yield from self._row(place)))
 
-    def _row(self, place: _Place) -> Steps[torch.Tensor]:
+    def _row(self, place: _VisitedText) -> Steps[torch.Tensor]:
         """Log-probabilities (v,) of what may follow."""
         self.alive = [] if self.found else [place.branch]
         rows = yield [place.branch]
         return rows.logprobs[0]
 
-    def _noted(self, place: _Place, logprobs: torch.Tensor) -> list[tuple[int, float]]:
+    def _noted(self, place: _VisitedText, logprobs: torch.Tensor) -> list[tuple[int, float]]:
         top = logprobs.topk(min(self.branching, int(logprobs.isfinite().sum())))
-        found = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+        likeliest = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
         if self.top_k_cache:
-            place.top = found
-        return found
+            place.top = likeliest
+        return likeliest
 
-    def _completed(self, place: _Place, rollout: int) -> Steps[_Place]:
+    def _completed(self, place: _VisitedText, rollout: int) -> Steps[_VisitedText]:
         """Where the text ends, continued by the model."""
         passed, greedy = [place], place.branch.request.params.greedy
         while not place.branch.ended:
@@ -217,17 +217,17 @@ class PgTd(Search):
                 logprob = float(logprobs[token])
             place = place.next(token, logprob)
             passed.append(place)
-        for one in passed if greedy and self.sequence_cache else ():
-            one.ending = place
+        for earlier in passed if greedy and self.sequence_cache else ():
+            earlier.ending = place
         return place
 
-    def _rewarded(self, end: _Place, judge: Callable[[str], float]) -> float:
+    def _rewarded(self, end: _VisitedText, judge: Callable[[str], float]) -> float:
         """Its reward; a text that is new is among those found."""
         if end.reward is None:
             end.reward = judge(end.branch.written())
             if (said := end.branch.said()) not in self._said:
                 self._said.add(said)
-                self.found = sorted([*self.found, Found(end.branch, end.reward)], key=lambda one: -one.score)
+                self.found = sorted([*self.found, Found(end.branch, end.reward)], key=lambda text: -text.score)
             self.alive = []
         return end.reward
 
@@ -246,9 +246,9 @@ class PgTd(Search):
 
 
 def _checked(tests: object) -> tuple[str, ...]:
-    found = strings("tests", tests)
-    need(bool(found), "tests", "be one or more", tests)
-    return found
+    sources = strings("tests", tests)
+    need(bool(sources), "tests", "be one or more", tests)
+    return sources
 
 
 def program_of(prompt: str, text: str) -> str:

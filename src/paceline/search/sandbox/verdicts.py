@@ -45,7 +45,7 @@ PROBED: Final = ("def twice(n):\n    return 2 * n", ("assert twice(2) == 4", "as
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProgramVerdict:
     """What became of a program's tests.
 
     Attributes:
@@ -102,19 +102,19 @@ class Sandbox:
                 " run; unsafe_execution (--unsafe-execution) runs them with resource limits alone"
             )
 
-    def judge(self, programs: Sequence[str], tests: Sequence[str]) -> list[Verdict]:
+    def judge(self, programs: Sequence[str], tests: Sequence[str]) -> list[ProgramVerdict]:
         """A verdict for each program, all by the same tests. Interrupted, it ends with those that run."""
         tests = strings("tests", tests)
-        listed = not isinstance(programs, str) and all(isinstance(one, str) for one in programs)
+        listed = not isinstance(programs, str) and all(isinstance(program, str) for program in programs)
         need(listed, "programs", "be a list of strings", programs)
         start = time.perf_counter()
         with closing_early(ThreadPoolExecutor(self.workers)) as pool:
-            waiting = [[pool.submit(self._why_not, one, test) for test in tests] for one in programs]
-            found = []
-            for one in waiting:
-                reasons = tuple(future.result() for future in one)
-                found.append(Verdict(tuple(not why for why in reasons), reasons, time.perf_counter() - start))
-        return found
+            waiting = [[pool.submit(self._why_not, program, test) for test in tests] for program in programs]
+            verdicts = []
+            for futures in waiting:
+                reasons = tuple(future.result() for future in futures)
+                verdicts.append(ProgramVerdict(tuple(not why for why in reasons), reasons, time.perf_counter() - start))
+        return verdicts
 
     def _why_not(self, program: str, test: str) -> str:
         """Why a test does not pass; "" where it does."""
@@ -145,7 +145,7 @@ def run_tests(
     processes: int = 8,
     output_bytes: int = 2**20,
     unsafe_execution: bool = False,
-) -> Verdict:
+) -> ProgramVerdict:
     """Whether a program of Python passes tests, each with a process of its own in which the program has run first.
 
     Only the standard library can be imported. In tests, names are built-in ones, else the program's, and modules of the
@@ -217,9 +217,9 @@ def _started(box: Sandbox, kind: str | None, role: str, file: int, folder: str |
     if kind:
         limits["NPROC"] = box.processes + 1  # and the namespace's first; without one it would count all of the user's
     source = Path(__file__).with_name("processes.py").read_text()
-    own = [_interpreter(), "-I", "-S", "-X", "utf8", "-c", source, role, str(file), json.dumps(limits)]
+    command = [_interpreter(), "-I", "-S", "-X", "utf8", "-c", source, role, str(file), json.dumps(limits)]
     return subprocess.Popen(
-        _behind(kind, own, 4 * box.file_bytes), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        _behind(kind, command, 4 * box.file_bytes), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
         stdout=subprocess.PIPE if role == "judge" else subprocess.DEVNULL,
         pass_fds=[file], env={}, cwd=folder or "/", start_new_session=True,
     )  # fmt: skip

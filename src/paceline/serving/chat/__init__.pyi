@@ -10,5 +10,5 @@ from .message_parts import is_json as is_json
 from .reader import Reader as Reader
 from .reader import marks_of as marks_of
 from .reasoning import SWITCHES as SWITCHES
-from .reasoning import Steering as Steering
+from .reasoning import ThoughtSteering as ThoughtSteering
 from .reasoning import reasoning_of as reasoning_of

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.serving.chat.grammar_rules import Rules, one_of
+from paceline.serving.api_errors import ApiError
+from paceline.serving.chat.grammar_rules import GrammarRules, one_of
 from paceline.serving.chat.growing_text import GrowingText, Steps
-from paceline.serving.chat.message_parts import Parts, new_id
-from paceline.serving.protocol import ApiError, Function, Tool
+from paceline.serving.chat.message_parts import MessageParts, new_id
+from paceline.serving.protocol import Function, Tool
 
 ANY_OBJECT: Final = {"type": "object"}
 SHAPES: Final = frozenset(("type", "$ref", "anyOf", "oneOf", "allOf"))
@@ -25,7 +26,7 @@ SHAPES: Final = frozenset(("type", "$ref", "anyOf", "oneOf", "allOf"))
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
 """Names of functions and their arguments."""
 
-Read = Callable[[GrowingText, Parts, str], Steps[bool]]
+Read = Callable[[GrowingText, MessageParts, str], Steps[bool]]
 """Reads calls behind the mark that is given; returns whether the last thing it read is a call. What began like a call
 and is none goes on as content, to the letter.
 """
@@ -33,7 +34,7 @@ and is none goes on as content, to the letter.
 
 @dataclass(frozen=True, slots=True)
 class TextSchema:
-    """What a text must be.
+    """Says which JSON schema a text must satisfy, and how strictly.
 
     Attributes:
         value: of JSON Schema.
@@ -46,7 +47,7 @@ class TextSchema:
 
 @dataclass(frozen=True, slots=True)
 class AllowedCalls:
-    """Which functions may be called, and how.
+    """Says which functions may be called, whether one must be, and how many.
 
     Attributes:
         functions: at least one.
@@ -64,7 +65,7 @@ class AllowedCalls:
 
     @classmethod
     def of(cls, tools: Sequence[Tool], only: str | None, *, needed: bool, many: bool, strict: bool) -> AllowedCalls:
-        """Calls of a request's functions.
+        """Choose among the functions of a request those that may be called.
 
         Args:
             only: the name of the one that is to be called, once; None leaves the choice.
@@ -76,35 +77,35 @@ class AllowedCalls:
             raise ApiError(f"tool_choice names {only!r}, which is not among tools", param="tool_choice")
         return cls(functions, needed=needed, many=many and only is None, strict=strict)
 
-    def arguments(self, rules: Rules, function: Function) -> str:
-        """Those of a function, as JSON."""
+    def arguments(self, rules: GrammarRules, function: Function) -> str:
+        """Return the rule for the arguments of a function, as JSON."""
         return rules.json(schema_of(function), strict=self.strict_of(function))
 
     def strict_of(self, function: Function) -> bool:
         return self.strict if function.strict is None else function.strict
 
-    def each(self, rules: Rules, before: Callable[[str], str]) -> str:
-        """A call of any of the functions.
+    def each(self, rules: GrammarRules, before: Callable[[str], str]) -> str:
+        """Return the grammar of a call of any of the functions.
 
         Args:
             before: what stands before its arguments, of its name.
         """
-        return one_of(f"{before(one.name)} {self.arguments(rules, one)}" for one in self.functions)
+        return one_of(f"{before(function.name)} {self.arguments(rules, function)}" for function in self.functions)
 
-    def repeated(self, one: str, between: str) -> str:
-        """One call, or several if they may be."""
-        return f"{one} ({between} {one})*" if self.many else one
+    def repeated(self, call: str, between: str) -> str:
+        """Return the grammar of one call, or of several if they may be."""
+        return f"{call} ({between} {call})*" if self.many else call
 
 
 def schema_of(function: Function) -> dict[str, Any]:
-    """Of a function's parameters."""
-    given = {key: value for key, value in (function.parameters or ANY_OBJECT).items() if key != "x-guidance"}
-    return given if SHAPES & given.keys() else {**ANY_OBJECT, **given}
+    """Return the JSON schema of a function's parameters, which is an object's in any case."""
+    schema = {key: value for key, value in (function.parameters or ANY_OBJECT).items() if key != "x-guidance"}
+    return schema if SHAPES & schema.keys() else {**ANY_OBJECT, **schema}
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A way in which calls begin, as rules of a grammar.
+    """Describes a way in which calls begin, as rules of a grammar.
 
     Attributes:
         rest: what follows up to their end.
@@ -125,39 +126,48 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """How calls are written.
+    """How a family of models writes calls. Of one whose whole answer has a form of its own (`harmony`) this is all;
+    where calls stand in a text, `CallFormat` says how they are found there.
 
     Attributes:
         signs: regular expressions that are found in the chat templates of such models, all of them.
         begins: marks of which one begins calls.
         marks: what else belongs to the format and may be a special token.
-        read: reads calls behind such a mark, or "" where they begin the text; None where the whole answer has a form
-            of its own.
-        write: the text of calls.
-        openings: the grammar of calls; None where the whole answer has one of its own.
-        opens: characters of which one begins calls without a mark, at the beginning of the content.
-        named: in calls that begin without a mark: the name, once it is clear.
+        write: returns the text of calls.
         ambiguous: marks of `begins` that may begin something else, too.
-        make_id: ids of calls, as the chat templates take them back.
+        make_id: returns a new id of a call, as the chat templates take it back.
     """
 
     signs: tuple[str, ...]
     begins: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
-    read: Read | None
     write: Callable[[Calls], str]
-    openings: Callable[[Rules, AllowedCalls], Iterable[Opening]] | None
-    opens: str = ""
-    named: re.Pattern[str] | None = None
     ambiguous: tuple[str, ...] = ()
     make_id: Callable[[], str] = new_id
 
     @property
     def meaning(self) -> Iterator[str]:
-        """Marks that free text does not hold, since they can only belong to calls."""
+        """Yields the marks that free text does not hold, since they can only belong to calls."""
         return (mark for mark in (*self.begins, *self.marks) if mark not in self.ambiguous)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat(ToolFormat):
+    """How calls are written that stand in a text.
+
+    Attributes:
+        read: reads calls behind a mark of `begins`, or behind "" where they begin the text.
+        openings: yields the ways in which calls may begin, as rules of a grammar.
+        opens: characters of which one begins calls without a mark, at the beginning of the content.
+        named: matches, in calls that begin without a mark, up to the name, once that is clear.
+    """
+
+    read: Read
+    openings: Callable[[GrammarRules, AllowedCalls], Iterable[Opening]]
+    opens: str = ""
+    named: re.Pattern[str] | None = None
+
+
 def as_json(value: Any) -> str:
-    """As chat templates write it."""
+    """Write a value as JSON, as chat templates do."""
     return json.dumps(value, ensure_ascii=False)

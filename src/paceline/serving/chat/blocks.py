@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, Final
 
 from paceline.serving.chat.base import AllowedCalls, Opening
-from paceline.serving.chat.grammar_rules import Rules, literal
+from paceline.serving.chat.grammar_rules import GrammarRules, literal
 from paceline.serving.chat.growing_text import BLANKS, Brackets, EndedError, GrowingText, Steps
-from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.message_parts import MessageParts
 
 MOST_KEY: Final = 512
-"""Characters of a parameter's name."""
+"""A parameter's name may have so many characters."""
 
 BEFORE, BETWEEN = re.compile(r"[\s\[]*"), re.compile(r"[\s\],;]*")
 """What may stand before calls in JSON, and between and behind them."""
@@ -26,64 +26,75 @@ HEAD: Final = re.compile(
     r'\{\s{0,64}"name"\s{0,64}:\s{0,64}"([^"\\\x00-\x1f]{1,256})"\s{0,64},\s{0,64}"(?:arguments|parameters)"'
     r"\s{0,64}:\s{0,64}(?=\{)"
 )
-"""A call in JSON up to its arguments, as most models write it."""
+"""It matches a call in JSON up to its arguments, as most models write it."""
 
 KEY: Final = re.compile(r'\{\s*"([^"\\]*)"\s*:')
 KEYS: Final = frozenset(("name", "arguments", "parameters", "id", "type", "function"))
-"""Those that an object may begin with that is a call."""
+"""An object that is a call may begin with these keys."""
 
 NAMED: Final = re.compile(r'[\s\[]*\{\s*"name"\s*:\s*"([^"\\]*)"')
-"""The name of a call that begins without a mark."""
+"""It matches up to the name of a call that begins without a mark."""
 
-ReadOne = Callable[[GrowingText, Parts], Steps[bool | None]]
+ReadOne = Callable[[GrowingText, MessageParts], Steps[bool | None]]
 """Reads one call, behind the mark that begins it: whether it is one; None ends the block."""
 
 
 def read_block(
     text: GrowingText,
-    parts: Parts,
+    parts: MessageParts,
     mark: str,
     *,
     item: str,
     ends: tuple[str, ...],
-    one: ReadOne,
+    read_call: ReadOne,
     before: re.Pattern[str] = BLANKS,
     between: re.Pattern[str] = BLANKS,
 ) -> Steps[bool]:
-    """Calls up to the end of their block.
+    """Read calls up to the end of their block; returns whether the last thing in it was a call.
 
     Args:
         mark: that began the block; may be that of its first call.
         item: mark that begins each of them.
         ends: marks that end the block.
-        one: reads one of them.
+        read_call: reads one of them.
         before, between: what may stand before the first, and behind others.
     """
     called: bool | None = False
     begun = mark == item
     while called is not None:
-        if not begun:
-            yield from text.blanks(before)
-            if called:
-                text.forget()
-            try:
-                found = yield from text.literal(item, *ends)
-            except EndedError:
-                if not called:
-                    raise
-                text.to_end()
-                return True
-            if found != item:
-                return called
+        if not begun and not (yield from _next_item(text, before, item, ends, called=called)):
+            return called
         begun, before = False, between
-        called = yield from one(text, parts)
+        called = yield from read_call(text, parts)
         if not called:
             parts.say(text.forget())
     return False
 
 
-def read_arguments(text: GrowingText, parts: Parts, name: str, call_id: str = "", *ends: str) -> Steps[bool]:
-    """The arguments, an object of JSON, of a call whose name is known.
+def _next_item(
+    text: GrowingText, blanks: re.Pattern[str], item: str, ends: tuple[str, ...], *, called: bool
+) -> Steps[bool]:
+    """Read the mark of the next call; returns whether it comes, before the block or the text ends.
+
+    Args:
+        called: the last thing that was read is a call, behind which the text may end.
+    Raises:
+        EndedError: the text ends, and not behind a call.
+    """
+    yield from text.blanks(blanks)
+    if called:
+        text.forget()
+    try:
+        return (yield from text.literal(item, *ends)) == item
+    except EndedError:
+        if not called:
+            raise
+        text.to_end()
+        return False
+
+
+def read_arguments(text: GrowingText, parts: MessageParts, name: str, call_id: str = "", *ends: str) -> Steps[bool]:
+    """Read the arguments, an object of JSON, of a call whose name is known; returns whether it is a call.
 
     Args:
         ends: marks that end them where no bracket does.
@@ -102,7 +113,7 @@ def read_arguments(text: GrowingText, parts: Parts, name: str, call_id: str = ""
 
 
 def read_ending(text: GrowingText, end: str, *before: str) -> Steps[None]:
-    """What closes a call whose arguments are complete; may be missing."""
+    """Read what closes a call whose arguments are complete; it may be missing."""
     try:
         yield from text.blanks()
         if before and (yield from text.literal(*before)):
@@ -113,8 +124,8 @@ def read_ending(text: GrowingText, end: str, *before: str) -> Steps[None]:
     text.forget()
 
 
-def add_call(text: GrowingText, parts: Parts, name: str, arguments: Any) -> bool:
-    """A call that was read as a whole, if it is of a function that is known."""
+def add_call(text: GrowingText, parts: MessageParts, name: str, arguments: Any) -> bool:
+    """Take a call that was read as a whole; returns whether it is of a function that is known."""
     if not parts.knows(name):
         return False
     try:
@@ -126,8 +137,8 @@ def add_call(text: GrowingText, parts: Parts, name: str, arguments: Any) -> bool
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """A block between marks, of calls between marks of their own.
+class CallBlock:
+    """Describes a block between marks, which holds calls between marks of their own.
 
     Attributes:
         begin, end: around the block.
@@ -139,16 +150,16 @@ class Block:
     call: str
     call_end: str
 
-    def read(self, text: GrowingText, parts: Parts, mark: str, *, one: ReadOne) -> Steps[bool]:
-        """What is behind the mark of the block, or of a call without one."""
-        return (yield from read_block(text, parts, mark, item=self.call, ends=(self.end,), one=one))
+    def read(self, text: GrowingText, parts: MessageParts, mark: str, *, read_call: ReadOne) -> Steps[bool]:
+        """Read what is behind the mark of the block, or of a call without one."""
+        return (yield from read_block(text, parts, mark, item=self.call, ends=(self.end,), read_call=read_call))
 
     def written(self, calls: Iterable[str], between: str = "") -> str:
-        """The text of a block."""
+        """Return the text of a block."""
         return self.begin + between.join(f"{self.call}{call}{self.call_end}" for call in calls) + self.end
 
-    def openings(self, rules: Rules, calls: AllowedCalls, body: str, between: str = "") -> Iterator[Opening]:
-        """Its grammar.
+    def openings(self, rules: GrammarRules, calls: AllowedCalls, body: str, between: str = "") -> Iterator[Opening]:
+        """Yield the grammar of a block, and of calls without the marks around it.
 
         Args:
             body: what is between the marks of a call.
@@ -160,15 +171,19 @@ class Block:
         yield Opening(f"{call} {again} {end}?", mark=self.call, loose=True)
 
 
-def read_objects(text: GrowingText, parts: Parts, mark: str, *, end: str) -> Steps[bool]:
-    """Calls as JSON objects, one or a list of them."""
+def read_objects(text: GrowingText, parts: MessageParts, mark: str, *, end: str) -> Steps[bool]:
+    """Read calls that are JSON objects, one or a list of them."""
     ends = (end,) if end else ()
-    one = partial(_read_object, ends=ends)
-    return (yield from read_block(text, parts, mark, item="{", ends=ends, one=one, before=BEFORE, between=BETWEEN))
+    read_call = partial(_read_object, ends=ends)
+    return (
+        yield from read_block(
+            text, parts, mark, item="{", ends=ends, read_call=read_call, before=BEFORE, between=BETWEEN
+        )
+    )
 
 
-def _read_object(text: GrowingText, parts: Parts, *, ends: tuple[str, ...]) -> Steps[bool | None]:
-    """A call as a JSON object, behind its brace."""
+def _read_object(text: GrowingText, parts: MessageParts, *, ends: tuple[str, ...]) -> Steps[bool | None]:
+    """Read a call that is a JSON object, behind its brace; None where the object is something else."""
     text.at -= 1
     brackets, reached = Brackets(*ends), 0
     while (head := HEAD.match(text.text, text.at)) is None:
@@ -197,15 +212,15 @@ def _read_object(text: GrowingText, parts: Parts, *, ends: tuple[str, ...]) -> S
     return True
 
 
-def _other_object(text: GrowingText, parts: Parts, ends: tuple[str, ...]) -> Steps[bool]:
-    """An object that calls what is no function."""
+def _other_object(text: GrowingText, parts: MessageParts, ends: tuple[str, ...]) -> Steps[bool]:
+    """Read an object that calls what is no function, as content."""
     parts.say(text.forget())
     yield from text.json(parts.say, *ends)
     return False
 
 
-def _whole_object(text: GrowingText, parts: Parts, length: int) -> bool:
-    """A call that is clear at its end only."""
+def _whole_object(text: GrowingText, parts: MessageParts, length: int) -> bool:
+    """Read a call that is clear at its end only; returns whether it is one."""
     written = text.text[text.at : text.at + length]
     text.at += length
     try:
@@ -216,29 +231,29 @@ def _whole_object(text: GrowingText, parts: Parts, length: int) -> bool:
 
 
 def _of_json(written: str) -> tuple[str, Any]:
-    """The call that an object is.
+    """Return the name and the arguments of the call that an object is.
 
     Raises:
         ValueError: it is none.
     """
-    one = json.loads(written)
-    if isinstance(one.get("function"), dict):
-        one = one["function"]
-    if not isinstance(one.get("name"), str) or not (
-        one.keys() & {"arguments", "parameters"} or one.keys() <= {"name", "id", "type"}
+    call = json.loads(written)
+    if isinstance(call.get("function"), dict):
+        call = call["function"]
+    if not isinstance(call.get("name"), str) or not (
+        call.keys() & {"arguments", "parameters"} or call.keys() <= {"name", "id", "type"}
     ):
         raise ValueError("no call")
-    arguments: Any = next((one[key] for key in ("arguments", "parameters") if one.get(key) is not None), {})
-    return one["name"], json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    arguments: Any = next((call[key] for key in ("arguments", "parameters") if call.get(key) is not None), {})
+    return call["name"], json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
 
 
 def json_parts(*parts: str) -> str:
-    """The grammar of parts of JSON, white space between them; "" is a place where some may stand."""
+    """Return the grammar of parts of JSON with white space between them; "" is a place where some may stand."""
     return " BLANK? ".join(literal(part) if part else "" for part in parts)
 
 
-def call_object(rules: Rules, calls: AllowedCalls, more: str = "") -> str:
-    """The grammar of a call that is an object.
+def call_object(rules: GrammarRules, calls: AllowedCalls, more: str = "") -> str:
+    """Return the rule for a call that is an object.
 
     Args:
         more: what may stand behind its arguments.

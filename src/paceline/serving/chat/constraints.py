@@ -15,26 +15,21 @@ import llguidance
 
 from paceline.config import ServerConfig
 from paceline.grammar import bounded_json, spelled
+from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import harmony
-from paceline.serving.chat.base import ANY_OBJECT, AllowedCalls, Opening, TextSchema, ToolFormat
-from paceline.serving.chat.grammar_rules import ANY_BLANKS, AS_TEXT, Marks, Rules
+from paceline.serving.chat.base import ANY_OBJECT, AllowedCalls, CallFormat, Opening, TextSchema, ToolFormat
+from paceline.serving.chat.grammar_rules import ANY_BLANKS, AS_TEXT, GrammarRules, Marks
 from paceline.serving.chat.reasoning import ReasoningFormat
-from paceline.serving.protocol import (
-    ApiError,
-    ChatRequest,
-    DecodingRequest,
-    NamedTool,
-    ResponseFormat,
-)
+from paceline.serving.protocol import ChatRequest, DecodingRequest, NamedTool, ResponseFormat
 
 Json = dict[str, Any]
 
 BEHIND: Final = r"/[ \n]{1,4}/?"
-"""What may stand behind thoughts."""
+"""White space may stand behind thoughts."""
 
 
 def constrained_by(request: DecodingRequest) -> str:
-    """The field that a request's constraint is from; of several, that of the text."""
+    """Return the field that a request's constraint is from; of several, that of the text."""
     if request.structured_outputs is not None:
         return "structured_outputs"
     wanted = request.response_format
@@ -42,7 +37,7 @@ def constrained_by(request: DecodingRequest) -> str:
 
 
 def at_fault(request: DecodingRequest) -> str:
-    """The field of those that a request's constraint is from that a compiler rejected."""
+    """Return the field that a compiler rejected, where a request's constraint is from several."""
     field = constrained_by(request)
     if field == "response_format" and isinstance(request, ChatRequest) and request.tools:
         schema = text_schema(request.response_format, strict=False)
@@ -53,7 +48,9 @@ def at_fault(request: DecodingRequest) -> str:
 
 
 def lenient_schema(request: DecodingRequest) -> Any:
-    """The JSON schema that the finished text is checked against, since it was not enforced to the letter; or None."""
+    """Return the JSON schema that the finished text is checked against, since it was not enforced to the letter; or
+    None.
+    """
     bound = request.structured_outputs or {}
     wanted = request.response_format
     if wanted is not None and wanted.json_schema is not None:
@@ -62,7 +59,7 @@ def lenient_schema(request: DecodingRequest) -> Any:
 
 
 def text_schema(wanted: ResponseFormat | None, *, strict: bool) -> TextSchema | None:
-    """What `response_format` asks for.
+    """Read what `response_format` asks for; None where it asks for nothing.
 
     Args:
         strict: a schema that does not say so is.
@@ -80,13 +77,13 @@ def text_schema(wanted: ResponseFormat | None, *, strict: bool) -> TextSchema | 
 
 
 def _needed(request: DecodingRequest) -> bool:
-    """Whether the answer must be calls."""
+    """Tell whether the answer must be calls."""
     choice = request.tool_choice if isinstance(request, ChatRequest) else None
     return choice == "required" or isinstance(choice, NamedTool)
 
 
 class Constraints:
-    """Makes them.
+    """Makes the constraint of an answer from the fields of its request.
 
     Args:
         form: of calls.
@@ -102,7 +99,7 @@ class Constraints:
         self._thinks = thinks
 
     def of(self, request: DecodingRequest, prompt: str = "", *, opened: bool = False) -> Json | None:
-        """`structured_outputs` of whatever asks for it.
+        """Return the `structured_outputs` that a request's fields amount to; None where its answer is free.
 
         Args:
             prompt: the text that a chat goes on from.
@@ -110,16 +107,16 @@ class Constraints:
         Raises:
             ApiError: fields that contradict each other, or what cannot be enforced.
         """
-        given, schema = request.structured_outputs, text_schema(request.response_format, strict=self._strict)
+        bound, schema = request.structured_outputs, text_schema(request.response_format, strict=self._strict)
         calls = self._calls(request, prompt)
-        if given is not None and (schema is not None or _needed(request)):
+        if bound is not None and (schema is not None or _needed(request)):
             why = "give one of response_format, structured_outputs and a required tool_choice"
             raise ApiError(why, param="response_format" if schema is not None else "structured_outputs")
-        if given is not None:
-            return {"strict": self._strict, **given} if "json" in given else given
+        if bound is not None:
+            return {"strict": self._strict, **bound} if "json" in bound else bound
         if calls is not None and calls.needed:
             schema = None
-        elif calls is not None and schema is None and not any(one.strict for one in calls.functions):
+        elif calls is not None and schema is None and not any(function.strict for function in calls.functions):
             calls = None
         if calls is None and schema is None:
             return None
@@ -134,11 +131,11 @@ class Constraints:
             raise ApiError("the parameters of a function are no JSON schema that is known", param="tools") from None
 
     def _goes_on(self, prompt: str) -> bool:
-        """Whether the prompt ends inside a message, which no call can follow."""
+        """Tell whether the prompt ends inside a message, which no call can follow."""
         return self._form is harmony.HARMONY and not prompt.endswith(harmony.ANSWER)
 
     def _calls(self, request: DecodingRequest, prompt: str) -> AllowedCalls | None:
-        """Those that a chat may make."""
+        """Return the calls that a chat may make; None where it may make none."""
         if not isinstance(request, ChatRequest):
             return None
         choice, tools, needed = request.tool_choice, request.tools or [], _needed(request)
@@ -151,7 +148,7 @@ class Constraints:
         return AllowedCalls.of(tools, only, needed=needed, many=many, strict=self._strict)
 
     def _may_think(self, request: DecodingRequest, prompt: str) -> bool:
-        """Whether the model may begin thoughts before it answers."""
+        """Tell whether the model may begin thoughts before it answers."""
         if not (self._thinks and self._reasoning.begin and prompt):
             return False
         if not isinstance(request, ChatRequest) or request.continue_final_message:
@@ -168,7 +165,7 @@ def answer_grammar(
     thoughts: ReasoningFormat | None = None,
     opened: bool = False,
 ) -> str:
-    """In llguidance's notation: calls, or a text.
+    """Write the grammar of an answer, which is calls or a text, in llguidance's notation.
 
     Args:
         calls: None allows none.
@@ -184,20 +181,20 @@ def answer_grammar(
         return harmony.grammar(calls, schema, marks)
     meaning = () if calls is None or form is None else form.meaning
     thinking = () if thoughts is None else (thoughts.begin, thoughts.end)
-    rules = Rules(marks, [*meaning, *thinking])
+    rules = GrammarRules(marks, [*meaning, *thinking])
     free = schema is None and not (calls is not None and calls.needed)
     answers = [rules.free] if free else []
     if schema is not None:
         answers.append(rules.json(schema.value, strict=schema.strict))
-    if calls is not None and form is not None and form.openings is not None:
+    if calls is not None and isinstance(form, CallFormat):
         openings = form.openings(rules, replace(calls, beside_json=schema is not None))
-        answers += [_opened(rules, one, free=free) for one in openings if free or not one.loose]
+        answers += [_opened(rules, opening, free=free) for opening in openings if free or not opening.loose]
     answer = rules.rule(" | ".join(answers))
     return rules.written(answer if thoughts is None else _thinking(rules, answer, thoughts, opened=opened, free=free))
 
 
-def _opened(rules: Rules, opening: Opening, *, free: bool) -> str:
-    """Calls from their beginning on, or from that of the free text before them."""
+def _opened(rules: GrammarRules, opening: Opening, *, free: bool) -> str:
+    """Return the grammar of calls from their beginning on, or from that of the free text before them."""
     if opening.mark:
         return f"{rules.until(opening.mark) if free else rules.mark(opening.mark)} {opening.rest}"
     tag = f"({rules.free if free else ''} {rules.mark(opening.tag)})?" if opening.tag else ""
@@ -206,8 +203,8 @@ def _opened(rules: Rules, opening: Opening, *, free: bool) -> str:
     return f"{tag} {rules.rule(f'/{ANY_BLANKS}{opening.text}/', lazy=True)} {opening.rest}"
 
 
-def _thinking(rules: Rules, answer: str, thoughts: ReasoningFormat, *, opened: bool, free: bool) -> str:
-    """An answer behind thoughts, if there are any."""
+def _thinking(rules: GrammarRules, answer: str, thoughts: ReasoningFormat, *, opened: bool, free: bool) -> str:
+    """Return the grammar of an answer with the thoughts that may come before it."""
     thought = f"{rules.until(thoughts.end)} {'' if free else BEHIND} {answer}"
     thought = f"({thought} | {rules.free})" if free else thought
     if opened:

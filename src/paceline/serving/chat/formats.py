@@ -35,10 +35,10 @@ FORMATS: Final[Mapping[str, ToolFormat]] = {
     "llama3_json": LLAMA3_JSON,
     "pythonic": PYTHONIC,
 }
-"""By name; of those that a template speaks of, the first is meant."""
+"""The formats by name; of those that a template speaks of, the first is meant."""
 
 
 def format_of(template: str | None) -> str | None:
-    """The name of the format that a chat template speaks of; None where it speaks of none that is known."""
+    """Return the name of the format that a chat template speaks of; None where it speaks of none that is known."""
     spoken_of = (name for name, form in FORMATS.items() if all(re.search(sign, template or "") for sign in form.signs))
     return next(spoken_of, None)

@@ -25,7 +25,7 @@ ANY_BLANKS: Final = r"[ \t\r\n]*"
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How a tokenizer writes marks.
+    """Says how a tokenizer writes marks: as tokens of their own, or as text.
 
     Attributes:
         ids: of tokens that are not made of others, by what they read.
@@ -39,17 +39,17 @@ class Marks:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ends: Iterable[int]) -> Marks:
-        """Of a tokenizer, and the end tokens of its model."""
+        """Look up the marks of a tokenizer, and the end tokens of its model."""
         names, added = tokenizer.tokens(), tokenizer.added_ids | tokenizer.special_ids
-        return cls({names[one]: one for one in added if one in names}, tokenizer.special_ids, frozenset(ends))
+        return cls({names[token]: token for token in added if token in names}, tokenizer.special_ids, frozenset(ends))
 
 
 AS_TEXT: Final = Marks({}, frozenset(), frozenset())
 """Every mark is a text like others."""
 
 
-class Rules:
-    """Collects rules.
+class GrammarRules:
+    """Collects the rules of one grammar, and writes marks in them as the tokenizer does.
 
     Args:
         meaning: marks that free text does not hold where they are special tokens.
@@ -62,66 +62,66 @@ class Rules:
         self._others = f"<[{others}]>" if others else ""
 
     def written(self, start: str) -> str:
-        """The whole grammar."""
+        """Return the whole grammar, which begins with the rule `start`."""
         return "\n".join(["%llguidance {}", f"start: {start}", *self._lines, *SHARED, ""])
 
     def name(self) -> str:
-        """Of a rule that is still to be made."""
+        """Return a new name, of a rule that is still to be made."""
         return f"r{next(self._numbers)}"
 
     def rule(self, body: str, *, lazy: bool = False, name: str = "") -> str:
-        """A new rule; a lazy one, of a terminal, is over where that first matches."""
+        """Add a rule and return its name; a lazy one, of a terminal, is over where that first matches."""
         name = name or self.name()
         self._lines.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
         return name
 
     def terminal(self, body: str) -> str:
-        """A new terminal."""
+        """Add a terminal and return its name."""
         name = f"T{next(self._numbers)}"
         self._lines.append(f"{name}: {body}")
         return name
 
     def add(self, lines: str) -> None:
-        """Rules with names of their own."""
+        """Add rules that have names of their own."""
         self._lines.append(lines.strip())
 
     def json(self, schema: Any, *, strict: bool) -> str:
-        """JSON that satisfies a schema."""
+        """Add a rule for JSON that satisfies a schema, and return its name."""
         return self.rule(f"%json {json.dumps(bounded_json(schema, strict=strict))}")
 
     def mark(self, text: str) -> str:
-        """A mark that must come; an end token comes by itself."""
-        found = self._marks.ids.get(text)
-        if found is None:
+        """Return what stands for a mark that must come; an end token comes by itself."""
+        token = self._marks.ids.get(text)
+        if token is None:
             return literal(text)
-        return "" if found in self._marks.ends else f"<[{found}]>"
+        return "" if token in self._marks.ends else f"<[{token}]>"
 
     def silent(self, mark: str) -> bool:
-        """Whether a mark is a special token, so that no text is one."""
+        """Tell whether a mark is a special token, so that no text is one."""
         return self._marks.ids.get(mark) in self._marks.special
 
     @property
     def free(self) -> str:
-        """Any text, also none, with the special tokens that mean nothing."""
+        """Stands for any text, also none, with the special tokens that mean nothing."""
         return f"(ANY {self._others})* ANY" if self._others else "ANY"
 
     def until(self, mark: str) -> str:
-        """Any text up to the first mark, which belongs to it."""
+        """Return what stands for any text up to the first mark, which belongs to it."""
         if self.silent(mark):
             return f"{self.free} {self.mark(mark)}"
         first = f"(ANY {self._others})* " if self._others else ""
         return first + self.rule(self.terminal(f"ANY {literal(mark)}"), lazy=True)
 
     def text_until(self, mark: str, *patterns: str) -> str:
-        """Text up to the first mark, which belongs to it.
+        """Return what stands for a text up to the first mark, which belongs to it.
 
         Args:
             patterns: that the text satisfies; none is any text.
         """
         texts = patterns or (r"(?s:.*)",)
         if self.silent(mark):
-            found = self.terminal(" & ".join(f"/{text}/" for text in texts))
-            return f"{found} {self.mark(mark)}"
+            terminal = self.terminal(" & ".join(f"/{text}/" for text in texts))
+            return f"{terminal} {self.mark(mark)}"
         end = spelled(mark)
         whole = [f"/(?:{text}){end}/" for text in texts]
         first = [rf"~/(?s:.*){end}(?s:.+)/"] if patterns else []
@@ -129,21 +129,21 @@ class Rules:
 
 
 def literal(text: str) -> str:
-    """A text as it stands."""
+    """Return what stands for a text as it is."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def one_of(choices: Iterable[str]) -> str:
-    """Any of these."""
+    """Return what stands for any of these."""
     return f"({' | '.join(choices)})"
 
 
 def _ranges(ids: Iterable[int]) -> str:
-    """Numbers as `1-3,7`."""
-    found: list[list[int]] = []
-    for one in sorted(ids):
-        if found and found[-1][1] == one - 1:
-            found[-1][1] = one
+    """Write numbers as ranges, such as `1-3,7`."""
+    ranges: list[list[int]] = []
+    for number in sorted(ids):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
         else:
-            found.append([one, one])
-    return ",".join(f"{low}-{high}" if low < high else str(low) for low, high in found)
+            ranges.append([number, number])
+    return ",".join(f"{low}-{high}" if low < high else str(low) for low, high in ranges)

@@ -20,7 +20,7 @@ BREAKS: Final = re.compile(r"\n*")
 
 
 class EndedError(Exception):
-    """The text ends where something needed more of it."""
+    """Raised where the text ends and something needed more of it."""
 
 
 class MarkFinder:
@@ -33,20 +33,22 @@ class MarkFinder:
         self._begun = re.compile(f"(?:{'|'.join(begun)})\\Z") if begun else None
 
     def find(self, text: str, at: int) -> tuple[int, str]:
-        """Where the first one is at `at` or behind it, and which; "" and where one may begin, if there is none."""
-        found = self._whole.search(text, at)
-        if found is not None:
-            return found.start(), found[0]
+        """Return where the first mark is at `at` or behind it, and which it is; "" and where one may begin, if there is
+        none.
+        """
+        match = self._whole.search(text, at)
+        if match is not None:
+            return match.start(), match[0]
         begun = self._begun and self._begun.search(text, max(at, len(text) - self._longest + 1))
         return begun.start() if begun else len(text), ""
 
     def before(self, text: str, at: int) -> int:
-        """From where on the first one may be found in more text, where there is none at `at` or behind it."""
+        """Return from where on the first mark may be found in more text, where there is none at `at` or behind it."""
         return max(at, len(text) - self._longest + 1)
 
 
 def _begun(mark: str) -> str:
-    """A regular expression of what may be the beginning of a mark, but not all of it."""
+    """Write a regular expression of what may be the beginning of a mark, but not all of it."""
     pattern = ""
     for sign in reversed(mark[:-1]):
         pattern = f"{re.escape(sign)}(?:{pattern})?" if pattern else re.escape(sign)
@@ -55,7 +57,7 @@ def _begun(mark: str) -> str:
 
 @lru_cache(maxsize=256)
 def marks(*texts: str) -> MarkFinder:
-    """What looks for these texts, made once."""
+    """Return what looks for these texts; it is made once."""
     return MarkFinder(*texts)
 
 
@@ -66,7 +68,7 @@ class Without:
         self._marks, self._held = marks(*sorted(left_out)) if left_out else None, ""
 
     def feed(self, text: str) -> str:
-        """What more of the text shows; what may be the beginning of a mark is held back."""
+        """Return what more of the text shows; what may be the beginning of a mark is held back."""
         if self._marks is None:
             return text
         text, shown, at = self._held + text, "", 0
@@ -79,13 +81,13 @@ class Without:
                 return shown
 
     def rest(self) -> str:
-        """What was held back and is no mark."""
+        """Return what was held back and is no mark."""
         rest, self._held = self._held, ""
         return rest
 
 
 class GrowingText:
-    """A text of which the beginning is there.
+    """Holds a text of which the beginning is there, and reads in it.
 
     Attributes:
         text: what has come, from what is remembered on.
@@ -99,18 +101,18 @@ class GrowingText:
         self._start = 0
 
     def grow(self, text: str, *, last: bool, cut: bool) -> None:
-        """More of it."""
+        """Add more of the text; what was forgotten goes."""
         self.text = self.text[self._start :] + text
         self.at, self._start = self.at - self._start, 0
         self.last, self.cut = last, cut
 
     @property
     def taken(self) -> str:
-        """What was read since it was last forgotten."""
+        """Tells what was read since the last `forget`."""
         return self.text[self._start : self.at]
 
     def forget(self) -> str:
-        """What was read has been dealt with; returns it."""
+        """Let go of what was read, which has been dealt with, and return it."""
         taken, self._start = self.taken, self.at
         return taken
 
@@ -119,7 +121,7 @@ class GrowingText:
         self.at = len(self.text)
 
     def more(self) -> Steps[None]:
-        """Wait for more.
+        """Wait for more of the text.
 
         Raises:
             EndedError: there is none.
@@ -132,9 +134,9 @@ class GrowingText:
         """Read and return what the pattern matches, which may be nothing, as far as it goes."""
         blanks = ""
         while True:
-            found = signs.match(self.text, self.at)
-            blanks += found[0] if found is not None else ""
-            self.at = found.end() if found is not None else self.at
+            match = signs.match(self.text, self.at)
+            blanks += match[0] if match is not None else ""
+            self.at = match.end() if match is not None else self.at
             if self.at < len(self.text) or self.last:
                 return blanks
             yield
@@ -146,8 +148,8 @@ class GrowingText:
             EndedError: there is no such character.
         """
         while True:
-            found = pattern.match(self.text, self.at)
-            end = found.end() if found is not None else self.at
+            match = pattern.match(self.text, self.at)
+            end = match.end() if match is not None else self.at
             if end < len(self.text):
                 run, self.at = self.text[self.at : end], end
                 return run
@@ -161,10 +163,10 @@ class GrowingText:
         """
         while True:
             rest = self.text[self.at : self.at + max(map(len, options))]
-            if not any(len(one) > len(rest) and one.startswith(rest) for one in options):
-                found = max((one for one in options if rest.startswith(one)), key=len, default="")
-                self.at += len(found)
-                return found
+            if not any(len(longer) > len(rest) and longer.startswith(rest) for longer in options):
+                option = max((begun for begun in options if rest.startswith(begun)), key=len, default="")
+                self.at += len(option)
+                return option
             yield from self.more()
 
     def until(self, *options: str, most: int | None = None) -> Steps[tuple[str, str]]:
@@ -182,8 +184,8 @@ class GrowingText:
             if most is not None and before > most:
                 return "", ""
             if mark:
-                found, self.at = self.text[self.at : place], place + len(mark)
-                return found, mark
+                before_mark, self.at = self.text[self.at : place], place + len(mark)
+                return before_mark, mark
             looked = signs.before(self.text, self.at + looked) - self.at
             yield from self.more()
 
@@ -244,15 +246,17 @@ class Brackets:
         self.closed = self.marked = False
 
     def reach(self, text: str, at: int, *, last: bool) -> int:
-        """How far it goes in a text that is read up to `at`; not behind what more text may change."""
+        """Return how far the object or array goes in a text that is read up to `at`; not behind what more text may
+        change.
+        """
         while (sign := self.SIGNS.search(text, at)) is not None:
-            place, found = sign.start(), sign[0]
-            if found == "\\" and place + 1 == len(text) and not last:
+            place, character = sign.start(), sign[0]
+            if character == "\\" and place + 1 == len(text) and not last:
                 return place
-            if found == "<" and not self._quoted and self._ended(text, place, last=last):
+            if character == "<" and not self._quoted and self._ended(text, place, last=last):
                 return place
-            at = min(place + 1 + (found == "\\"), len(text))
-            self._count(found)
+            at = min(place + 1 + (character == "\\"), len(text))
+            self._count(character)
             if self.closed:
                 return at
         return len(text)
@@ -265,7 +269,7 @@ class Brackets:
             self.closed = self._depth == 0
 
     def _ended(self, text: str, place: int, *, last: bool) -> bool:
-        """Whether a mark is there, or may come to be."""
-        self.marked = any(text.startswith(one, place) for one in self._ends)
+        """Tell whether a mark is there, or may come to be."""
+        self.marked = any(text.startswith(mark, place) for mark in self._ends)
         rest = text[place:] if len(text) - place < max(map(len, self._ends), default=0) else "\n"
-        return self.marked or (not last and any(one.startswith(rest) for one in self._ends))
+        return self.marked or (not last and any(mark.startswith(rest) for mark in self._ends))

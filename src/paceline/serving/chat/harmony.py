@@ -8,9 +8,9 @@ import re
 from typing import Final
 
 from paceline.serving.chat.base import AllowedCalls, Calls, TextSchema, ToolFormat, as_json
-from paceline.serving.chat.grammar_rules import Marks, Rules, literal, one_of
+from paceline.serving.chat.grammar_rules import GrammarRules, Marks, literal, one_of
 from paceline.serving.chat.growing_text import EndedError, GrowingText, Steps
-from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.message_parts import MessageParts
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
@@ -22,19 +22,19 @@ BEHIND: Final = (START, CHANNEL, MESSAGE, *ENDS)
 """Marks that a message does not hold."""
 
 ANSWER: Final = f"{START}assistant"
-"""Begins an answer, in its prompt."""
+"""An answer begins with this, in its prompt."""
 
 RECIPIENT: Final = re.compile(r"to=(?:functions\.)?([A-Za-z0-9_.-]{1,256})")
 CHANNELS: Final = ("analysis", "commentary", "final")
 
 
 def begun(prompt: str) -> str | None:
-    """The message that a prompt ends in, from its header on; None where its answer begins behind a role."""
+    """Return the message that a prompt ends in, from its header on; None where its answer begins behind a role."""
     last = prompt[prompt.rindex(START) :] if START in prompt else ""
     return last if MESSAGE in last or CHANNEL in last else None
 
 
-def read_messages(text: GrowingText, parts: Parts) -> Steps[None]:
+def read_messages(text: GrowingText, parts: MessageParts) -> Steps[None]:
     """Read an answer, from its role or what is behind it on."""
     mark = ""
     try:
@@ -48,13 +48,13 @@ def read_messages(text: GrowingText, parts: Parts) -> Steps[None]:
     except EndedError:
         text.to_end()
         rest = text.forget()
-        if not any(one in rest for one in MARKS):
+        if not any(known in rest for known in MARKS):
             parts.say(rest)
         parts.broken = parts.broken or (RECIPIENT.search(rest) is not None)
 
 
 def _header(text: GrowingText, mark: str) -> Steps[tuple[str, str]]:
-    """What stands before a message: all of it but the marks, and the channel, which may be "".
+    """Read what stands before a message, and return all of it but the marks, and the channel, which may be "".
 
     Args:
         mark: was read last; "" is none.
@@ -79,12 +79,12 @@ def _header(text: GrowingText, mark: str) -> Steps[tuple[str, str]]:
             header = channel = ""
     text.forget()
     if not channel:  # one that is marked as a message
-        channel = (yield from text.literal(*(f"{one}{MESSAGE}" for one in CHANNELS))).removesuffix(MESSAGE)
+        channel = (yield from text.literal(*(f"{name}{MESSAGE}" for name in CHANNELS))).removesuffix(MESSAGE)
     return header, channel
 
 
-def _message(text: GrowingText, parts: Parts, header: str, channel: str) -> Steps[str]:
-    """A message, and the mark behind it, which is returned; "" at the text's end."""
+def _message(text: GrowingText, parts: MessageParts, header: str, channel: str) -> Steps[str]:
+    """Read a message and the mark behind it, which is returned; "" at the text's end."""
     to = RECIPIENT.search(header)
     if to is not None and parts.knows(to[1]):
         return (yield from _call(text, parts, to[1]))
@@ -93,8 +93,8 @@ def _message(text: GrowingText, parts: Parts, header: str, channel: str) -> Step
     return (yield from text.flow(sink, *BEHIND))
 
 
-def _call(text: GrowingText, parts: Parts, name: str) -> Steps[str]:
-    """A call's arguments; what is no object is content."""
+def _call(text: GrowingText, parts: MessageParts, name: str) -> Steps[str]:
+    """Read a call's arguments, of which what is no object is content; returns the mark behind them."""
     try:
         yield from text.blanks()
         begun = yield from text.literal("{", *ENDS)
@@ -122,13 +122,13 @@ def _call(text: GrowingText, parts: Parts, name: str) -> Steps[str]:
 
 def _write(calls: Calls) -> str:
     return ANSWER.join(
-        f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}{as_json(given)}{CALL}"
-        for name, given in calls
+        f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}{as_json(arguments)}{CALL}"
+        for name, arguments in calls
     )
 
 
 def grammar(calls: AllowedCalls | None, schema: TextSchema | None, marks: Marks) -> str:
-    """Messages in channels, the last of which is the answer, or a call.
+    """Write the grammar of messages in channels, the last of which is the answer, or a call.
 
     The prompt ends with `<|start|>assistant`. The recipient of a call stands before its channel or behind it.
 
@@ -136,7 +136,7 @@ def grammar(calls: AllowedCalls | None, schema: TextSchema | None, marks: Marks)
         calls: None allows none.
         schema: of the text; None leaves it free.
     """
-    rules = Rules(marks, MARKS)
+    rules = GrammarRules(marks, MARKS)
     start, channel, message, constrain, called = map(rules.mark, (START, CHANNEL, MESSAGE, CONSTRAIN, CALL))
     kind = f'(" "? {constrain}? "json")?'
     answers = []
@@ -146,14 +146,12 @@ def grammar(calls: AllowedCalls | None, schema: TextSchema | None, marks: Marks)
     elif calls is None or not calls.needed:
         answers.append(f'{channel} "final" {message} {rules.free}')
     if calls is not None:
-        for one in calls.functions:
-            recipient = literal(f" to=functions.{one.name}")
+        for function in calls.functions:
+            recipient = literal(f" to=functions.{function.name}")
             header = f'({channel} "commentary" {recipient} | {recipient} {channel} "commentary")'
-            answers.append(f"{header} {kind} {message} {calls.arguments(rules, one)} {called}")
+            answers.append(f"{header} {kind} {message} {calls.arguments(rules, function)} {called}")
     thought = f'{channel} ("analysis" | "commentary") {message} {rules.until(END)} {start} "assistant"'
     return rules.written(f"({rules.rule(thought)})* {one_of(answers)}")
 
 
-HARMONY: Final = ToolFormat(
-    signs=(re.escape(START), re.escape(MESSAGE)), marks=MARKS, read=None, write=_write, openings=None
-)
+HARMONY: Final = ToolFormat(signs=(re.escape(START), re.escape(MESSAGE)), marks=MARKS, write=_write)

@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat, as_json
+from paceline.serving.chat.base import AllowedCalls, CallFormat, Calls, Opening, as_json
 from paceline.serving.chat.blocks import call_object, read_objects
-from paceline.serving.chat.grammar_rules import Rules
+from paceline.serving.chat.grammar_rules import GrammarRules
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 def _write(calls: Calls) -> str:
-    return "\n".join(f"{BEGIN}\n{as_json({'name': name, 'arguments': given})}\n{END}" for name, given in calls)
+    return "\n".join(f"{BEGIN}\n{as_json({'name': name, 'arguments': arguments})}\n{END}" for name, arguments in calls)
 
 
-def _openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     call = f"BLANK? {call_object(rules, calls)} BLANK? {rules.mark(END)}"
     yield Opening(calls.repeated(call, f"BLANK? {rules.mark(BEGIN)}"), mark=BEGIN)
 
 
-HERMES: Final = ToolFormat(
+HERMES: Final = CallFormat(
     signs=(BEGIN,), begins=(BEGIN,), marks=(END,), read=partial(read_objects, end=END), write=_write, openings=_openings
 )

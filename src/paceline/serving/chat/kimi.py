@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat, as_json
-from paceline.serving.chat.blocks import MOST_KEY, Block, read_arguments, read_ending
-from paceline.serving.chat.grammar_rules import Rules
+from paceline.serving.chat.base import AllowedCalls, CallFormat, Calls, Opening, as_json
+from paceline.serving.chat.blocks import MOST_KEY, CallBlock, read_arguments, read_ending
+from paceline.serving.chat.grammar_rules import GrammarRules
 from paceline.serving.chat.growing_text import GrowingText, Steps
-from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.message_parts import MessageParts
 
-BLOCK: Final = Block(
+BLOCK: Final = CallBlock(
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"
 )
 ARGUMENTS: Final = "<|tool_call_argument_begin|>"
 
 
-def _read_call(text: GrowingText, parts: Parts) -> Steps[bool]:
+def _read_call(text: GrowingText, parts: MessageParts) -> Steps[bool]:
     named, mark = yield from text.until(ARGUMENTS, most=MOST_KEY)
     call_id = named.strip()
     name = call_id.removeprefix("functions.").rpartition(":")[0] or call_id.removeprefix("functions.")
@@ -31,22 +31,22 @@ def _read_call(text: GrowingText, parts: Parts) -> Steps[bool]:
 
 def _write(calls: Calls) -> str:
     return BLOCK.written(
-        f"functions.{name}:{number}{ARGUMENTS}{as_json(given)}" for number, (name, given) in enumerate(calls)
+        f"functions.{name}:{number}{ARGUMENTS}{as_json(arguments)}" for number, (name, arguments) in enumerate(calls)
     )
 
 
-def _openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     arguments = rules.mark(ARGUMENTS)
     return BLOCK.openings(
         rules, calls, calls.each(rules, lambda name: f'"functions.{name}:" /[0-9]{{1,3}}/ {arguments}')
     )
 
 
-KIMI_K2: Final = ToolFormat(
+KIMI_K2: Final = CallFormat(
     signs=(rf"{re.escape(BLOCK.call)}|<\|im_system\|>tool_declare",),
     begins=(BLOCK.begin, BLOCK.call),
     marks=(BLOCK.end, BLOCK.call_end, ARGUMENTS),
-    read=partial(BLOCK.read, one=_read_call),
+    read=partial(BLOCK.read, read_call=_read_call),
     write=_write,
     openings=_openings,
 )

@@ -9,34 +9,35 @@ from functools import partial
 from typing import Any, Final
 
 from paceline.grammar import spelled
-from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat, as_json, schema_of
+from paceline.serving.chat.base import AllowedCalls, CallFormat, Calls, Opening, as_json, schema_of
 from paceline.serving.chat.blocks import NAMED, json_parts, read_objects
-from paceline.serving.chat.grammar_rules import ANY_BLANKS, Rules
+from paceline.serving.chat.grammar_rules import ANY_BLANKS, GrammarRules
 from paceline.serving.protocol import Function
 
 TAG: Final = "<|python_tag|>"
 
 
 def _write(calls: Calls) -> str:
-    return "; ".join(as_json({"name": name, "parameters": given}) for name, given in calls)
+    return "; ".join(as_json({"name": name, "parameters": arguments}) for name, arguments in calls)
 
 
-def _openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
+    """Yield how calls begin: each with its own name, since no mark tells them from other JSON."""
     tag = TAG if rules.silent(TAG) else ""
-    for one in calls.functions:
+    for function in calls.functions:
         if calls.beside_json:
-            yield Opening(rules.json(_call_schema(one), strict=calls.strict_of(one)))
+            yield Opening(rules.json(_call_schema(function), strict=calls.strict_of(function)))
             continue
         key = json_parts("", ",", '"parameters"', ":", "")
-        rest = rules.rule(f'{key} {calls.arguments(rules, one)} BLANK? "}}"')
-        named = ("{", '"name"', ":", f'"{one.name}"')
+        rest = rules.rule(f'{key} {calls.arguments(rules, function)} BLANK? "}}"')
+        named = ("{", '"name"', ":", f'"{function.name}"')
         text = ANY_BLANKS.join(map(spelled, named))
         yield Opening(rest, start=json_parts(*named), text=text, tag=tag)
         yield Opening(f'{rest} BLANK? "]"', text=rf"\[{ANY_BLANKS}{text}", loose=True)
 
 
 def _call_schema(function: Function) -> dict[str, Any]:
-    """Of a whole call; definitions are where references look for them."""
+    """Return the JSON schema of a whole call; definitions are where references look for them."""
     schema = schema_of(function)
     moved: dict[str, Any] = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
     properties = {"name": {"const": function.name}, "parameters": schema}
@@ -49,7 +50,7 @@ def _call_schema(function: Function) -> dict[str, Any]:
     }
 
 
-LLAMA3_JSON: Final = ToolFormat(
+LLAMA3_JSON: Final = CallFormat(
     signs=(r'\{"name": [^{}"]{1,64}, "parameters": ',),
     begins=(TAG,),
     read=partial(read_objects, end=""),

@@ -1,4 +1,4 @@
-"""The parts of a message that is read off a model's text: thoughts, content and function calls."""
+"""Thoughts, content and function calls are put together to a message, as they are read off a model's text."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any, Final
 from paceline.serving.chat.growing_text import Without
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
-"""What functions may be called, as far as they are not known."""
+"""Functions may be called by such a name, where it is not known which there are."""
 
 PARAGRAPH: Final = "\n\n"
-"""Between messages of one answer."""
+"""It stands between messages of one answer."""
 
 
 def new_id() -> str:
-    """Of a call, as OpenAI's look."""
+    """Return a new id of a call, as OpenAI's look."""
     return f"call_{secrets.token_hex(12)}"
 
 
 @dataclass(slots=True)
 class Delta:
-    """What a piece of text adds to a message.
+    """Holds what a piece of text adds to a message.
 
     Attributes:
         calls: as in OpenAI's deltas: the first of each call has its id and name, all have a part of its arguments.
@@ -36,19 +36,19 @@ class Delta:
     calls: list[dict[str, Any]] = field(default_factory=list)
 
     def begin(self, index: int, name: str, call_id: str) -> None:
-        """A call begins."""
+        """Add the beginning of a call."""
         function = {"name": name, "arguments": ""}
         self.calls.append({"index": index, "id": call_id, "type": "function", "function": function})
 
     def go_on(self, index: int, arguments: str) -> None:
-        """More of the arguments of a call that has begun."""
+        """Add more of the arguments of a call that has begun."""
         if arguments and not (self.calls and self.calls[-1]["index"] == index):
             self.calls.append({"index": index, "function": {"arguments": ""}})
         if arguments:
             self.calls[-1]["function"]["arguments"] += arguments
 
 
-class Parts:
+class MessageParts:
     """Puts what is read into the delta of the piece that is being read.
 
     Args:
@@ -77,23 +77,23 @@ class Parts:
         self._content, self._reasoning = Without(hidden), Without(hidden)
         self._blanks, self._said = "", False  # white space that is content if other content follows; whether it did
         self._thought = self._thoughts_apart = self._paragraphs = False
-        self._arguments: list[str] | None = None  # of a call that has begun
+        self._arguments, self._calling = list[str](), False  # of the last call; whether it goes on
 
     def knows(self, name: str) -> bool:
-        """Whether this is a function that may be called."""
+        """Tell whether this is a function that may be called."""
         return NAME.fullmatch(name) is not None if self._functions is None else name in self._functions
 
     def schema(self, name: str) -> Any:
-        """Of a function's parameters; {} where it is not known."""
+        """Return the JSON schema of a function's parameters; {} where it is not known."""
         return (self._functions or {}).get(name) or {}
 
     def think(self, text: str) -> None:
-        """Thoughts."""
+        """Add text to the thoughts."""
         self._add_content(self._content.rest())
         self._add_thoughts(self._reasoning.feed(text))
 
     def say(self, text: str) -> None:
-        """Content. White space is none where nothing but calls comes before or behind it."""
+        """Add text to the content. White space is none where nothing but calls comes before or behind it."""
         self._add_thoughts(self._reasoning.rest())
         self._add_content(self._content.feed(text))
 
@@ -116,35 +116,33 @@ class Parts:
             self.delta.content += text
 
     def apart(self) -> None:
-        """What comes next begins a paragraph, of the content or of the thoughts, if there is some before."""
+        """Let what comes next begin a paragraph, of the content or of the thoughts, if there is some before."""
         self._flush()
         self._thoughts_apart = self._thought
         if self._said:
             self._said, self._blanks, self._paragraphs = False, PARAGRAPH, True
 
     def begin(self, name: str, call_id: str = "") -> None:
-        """A call begins."""
+        """Begin a call."""
         self._flush()
         self._blanks, self._said = "", False
         self.called += 1
-        self._arguments = []
+        self._arguments, self._calling = [], True
         if self._most is None or self.called <= self._most:
             self.delta.begin(self.called - 1, name, call_id or self._make_id())
 
     def add(self, arguments: str) -> None:
-        """More of its arguments."""
-        assert self._arguments is not None
+        """Add more of the arguments of the call that has begun."""
         self._arguments.append(arguments)
         if self._most is None or self.called <= self._most:
             self.delta.go_on(self.called - 1, arguments)
 
     def end(self) -> None:
-        """The call is complete."""
-        self.broken = self.broken or not is_json("".join(self._arguments or ()))
-        self._arguments = None
+        """End the call, whose arguments are complete."""
+        self.broken, self._calling = self.broken or not is_json("".join(self._arguments)), False
 
     def call(self, name: str, arguments: Any) -> None:
-        """A call that is known as a whole.
+        """Add a call that is known as a whole.
 
         Raises:
             ValueError: JSON has no such arguments.
@@ -155,16 +153,16 @@ class Parts:
         self.end()
 
     def finish(self) -> None:
-        """The text has ended."""
+        """Hand out what was held back, since the text has ended."""
         self._flush()
-        self.broken = self.broken or self._arguments is not None
+        self.broken = self.broken or self._calling
         if not self.called and not self._paragraphs:
             self.delta.content += self._blanks
         self._blanks = ""
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is a value of JSON."""
+    """Tell whether a text is a value of JSON."""
     try:
         json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError):

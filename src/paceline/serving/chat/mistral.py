@@ -10,22 +10,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat, as_json
+from paceline.serving.chat.base import AllowedCalls, CallFormat, Calls, Opening, as_json
 from paceline.serving.chat.blocks import call_object, read_arguments, read_objects
-from paceline.serving.chat.grammar_rules import Rules
+from paceline.serving.chat.grammar_rules import GrammarRules
 from paceline.serving.chat.growing_text import GrowingText, Steps
-from paceline.serving.chat.message_parts import NAME, Parts
+from paceline.serving.chat.message_parts import NAME, MessageParts
 
 BEGIN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID: Final = re.compile(r"[A-Za-z0-9]{1,64}")
 
 
 def nine_signs() -> str:
-    """An id as Mistral's chat templates want it."""
+    """Return a new id of a call, as Mistral's chat templates want it."""
     return secrets.token_hex(5)[:9]
 
 
-def _read(text: GrowingText, parts: Parts, _: str) -> Steps[bool]:
+def _read(text: GrowingText, parts: MessageParts, _: str) -> Steps[bool]:
+    """Read calls behind a mark, written in either way; returns whether they are some."""
     yield from text.blanks()
     if text.text.startswith(("{", "["), text.at):
         return (yield from read_objects(text, parts, "", end=""))
@@ -40,27 +41,27 @@ def _read(text: GrowingText, parts: Parts, _: str) -> Steps[bool]:
 
 
 def _write_list(calls: Calls) -> str:
-    return f"{BEGIN}{as_json([{'name': name, 'arguments': given} for name, given in calls])}"
+    return f"{BEGIN}{as_json([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
 
 
 def _write_names(calls: Calls) -> str:
-    return "".join(f"{BEGIN}{name}{ARGUMENTS}{as_json(given)}" for name, given in calls)
+    return "".join(f"{BEGIN}{name}{ARGUMENTS}{as_json(arguments)}" for name, arguments in calls)
 
 
-def _list_openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _list_openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     call_id = r'(BLANK? "," BLANK? "\"id\"" BLANK? ":" BLANK? /"[A-Za-z0-9]{9}"/)?'
     listed = calls.repeated(call_object(rules, calls, call_id), 'BLANK? "," BLANK?')
     yield Opening(f'BLANK? "[" BLANK? {listed} BLANK? "]"', mark=BEGIN)
 
 
-def _name_openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _name_openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     arguments = rules.mark(ARGUMENTS)
     call_id = f"({rules.mark(CALL_ID)} /[A-Za-z0-9]{{9}}/)?" if rules.silent(CALL_ID) else ""
     call = rules.rule(calls.each(rules, lambda name: f'"{name}" {call_id} {arguments}'))
     yield Opening(calls.repeated(call, rules.mark(BEGIN)), mark=BEGIN)
 
 
-MISTRAL: Final = ToolFormat(
+MISTRAL: Final = CallFormat(
     signs=(r"\[TOOL_CALLS\]",),
     begins=(BEGIN,),
     read=_read,

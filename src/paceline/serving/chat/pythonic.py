@@ -16,20 +16,21 @@ from keyword import iskeyword
 from typing import Any, Final
 
 from paceline.grammar import spelled
-from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat
+from paceline.serving.api_errors import ApiError
+from paceline.serving.chat.base import AllowedCalls, CallFormat, Calls, Opening
 from paceline.serving.chat.blocks import add_call, read_ending
-from paceline.serving.chat.grammar_rules import Rules, literal, one_of
+from paceline.serving.chat.grammar_rules import GrammarRules, literal, one_of
 from paceline.serving.chat.growing_text import EndedError, GrowingText, Steps
-from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.message_parts import MessageParts
 from paceline.serving.chat.parameters import NUMBER, OBJECT, REAL, TYPES, WHOLE, Parameters, Schema
 from paceline.serving.chat.values import keywords
-from paceline.serving.protocol import ApiError, Function
+from paceline.serving.protocol import Function
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
-"""Around calls, at times."""
+"""These marks are around calls, at times."""
 
 CALLED: Final = re.compile(r"\s*\[\s*([A-Za-z_][A-Za-z0-9_.-]*)\(")
-"""The name of a call that begins without a mark."""
+"""It matches up to the name of a call that begins without a mark."""
 
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,255}")
 SIGNS: Final = re.compile(r"[()\[\]{}\"'\\]")
@@ -47,8 +48,8 @@ any_dict: "{" (STRING COLON any (COMMA STRING COLON any)*)? "}"
 )
 
 
-def _read(text: GrowingText, parts: Parts, mark: str) -> Steps[bool]:
-    """A list of calls, each whole; behind a mark there may be one without a list."""
+def _read(text: GrowingText, parts: MessageParts, mark: str) -> Steps[bool]:
+    """Read a list of calls, each whole; behind a mark there may be one without a list."""
     yield from text.blanks()
     if not (yield from text.literal("[")) and not mark:
         return False
@@ -67,7 +68,8 @@ def _read(text: GrowingText, parts: Parts, mark: str) -> Steps[bool]:
         text.forget()
 
 
-def _read_call(text: GrowingText, parts: Parts) -> Steps[bool]:
+def _read_call(text: GrowingText, parts: MessageParts) -> Steps[bool]:
+    """Read one call as a whole; returns whether it is one."""
     name = yield from text.run(NAME)
     if not parts.knows(name) or not (yield from text.literal("(")):
         return False
@@ -92,20 +94,22 @@ def _call_end(text: GrowingText) -> Steps[str]:
             length = (len(text.text) if sign is None else sign.start()) - text.at
             yield from text.more()
             continue
-        found = sign[0]
-        if found in "\"'" and quote in ("", found, 3 * found):
-            found = 3 * found if quote != found and text.text.startswith(3 * found, sign.start()) else found
-            quote = found if not quote else "" if quote == found else quote
+        character = sign[0]
+        if character in "\"'" and quote in ("", character, 3 * character):
+            character = (
+                3 * character if quote != character and text.text.startswith(3 * character, sign.start()) else character
+            )
+            quote = character if not quote else "" if quote == character else quote
         elif not quote:
-            depth += {"(": 1, "[": 1, "{": 1, "\\": 0}.get(found, -1)
-        length = sign.start() - text.at + len(found) + (found == "\\")
+            depth += {"(": 1, "[": 1, "{": 1, "\\": 0}.get(character, -1)
+        length = sign.start() - text.at + len(character) + (character == "\\")
     inner = text.text[text.at : text.at + length - 1]
     text.at += length
     return inner
 
 
 def _unclear(text: str, place: int, quote: str) -> bool:
-    """Whether what comes next decides what this sign is: one that it quotes, or three quotes in a row."""
+    """Tell whether what comes next decides what this sign is: one that it quotes, or three quotes in a row."""
     rest = text[place : place + 3]
     if rest[0] == "\\":
         return len(rest) == 1
@@ -113,7 +117,7 @@ def _unclear(text: str, place: int, quote: str) -> bool:
 
 
 class PythonArguments(Parameters):
-    """The parameters of one function as rules, which need `LITERALS`.
+    """Writes the parameters of one function as rules, which need `LITERALS`.
 
     Args:
         strict: of a function that does not say whether it is.
@@ -123,7 +127,7 @@ class PythonArguments(Parameters):
         ApiError: a name that is none in Python, or what cannot be enforced.
     """
 
-    def __init__(self, function: Function, rules: Rules, *, strict: bool) -> None:
+    def __init__(self, function: Function, rules: GrammarRules, *, strict: bool) -> None:
         super().__init__(function, strict=strict)
         self._rules = rules
         self._known: dict[str, str] = {}
@@ -132,23 +136,24 @@ class PythonArguments(Parameters):
         self.text = self._members(self.whole, '"="', _key)
 
     def _value(self, schema: Schema) -> str:
-        """What a literal of this schema may be."""
+        """Return the grammar of a literal of this schema."""
         if schema is True or schema == {}:
             return "any"
         if not isinstance(schema, Mapping):
             raise self.wrong("must be schemas that something satisfies")
         if (values := self.listed(schema)) is not None:
-            return self._one_of([literal(repr(one)) for one in values])
+            return self._one_of([literal(repr(value)) for value in values])
         if (target := schema.get("$ref")) is not None:
             self.limit(schema, frozenset(("$ref",)))
             return self._referred(target)
         if (choices := self.choices(schema)) is not None:
-            return self._one_of([self._value(one) for one in choices])
+            return self._one_of([self._value(choice) for choice in choices])
         kinds = self.kinds(schema)
         self.limit(schema, frozenset(("type",)).union(*(TYPES[kind] for kind in kinds)))
         return self._one_of([self._of_kind(kind, schema) for kind in kinds]) if kinds else "any"
 
     def _of_kind(self, kind: str, schema: Mapping[str, Any]) -> str:
+        """Return the grammar of a literal of one type."""
         if kind in ("number", "integer"):
             limits = {key: schema[key] for key in NUMBER & schema.keys()}
             name = "WHOLE" if kind == "integer" else "REAL"
@@ -165,11 +170,11 @@ class PythonArguments(Parameters):
         return one_of(values)
 
     def _referred(self, target: str) -> str:
-        """The rule of a definition, which may refer to itself."""
+        """Return the rule of a definition, which may refer to itself."""
         if target not in self._known:
-            found = self.find(target)
+            schema = self.find(target)
             name = self._known[target] = self._rules.name()
-            self._rules.rule(self._value(found), name=name)
+            self._rules.rule(self._value(schema), name=name)
         return self._known[target]
 
     def _list(self, schema: Mapping[str, Any]) -> str:
@@ -190,7 +195,7 @@ class PythonArguments(Parameters):
         return self._rules.rule(f'"{{" {self._members(schema, "COLON", repr)} "}}"')
 
     def _members(self, schema: Schema, sign: str, spell: Any) -> str:
-        """Names and values of an object, in their order.
+        """Return the grammar of the names and values of an object, in their order.
 
         Args:
             sign: between both.
@@ -201,10 +206,10 @@ class PythonArguments(Parameters):
             raise self.wrong(f"require {missing[0]!r}, which is not among their properties")
         first, later = "", ""  # of what is left, where nothing was written yet, and behind something
         for name in reversed(properties):
-            one = f"{literal(spell(name))} {sign} {self._value(properties[name])}"
-            begun = f"{one} {later}"
+            member = f"{literal(spell(name))} {sign} {self._value(properties[name])}"
+            begun = f"{member} {later}"
             first = self._rules.rule(begun if name in required else f"({begun} | {first})" if first else f"({begun})?")
-            later = self._rules.rule(f"COMMA {begun}" if name in required else f"(COMMA {one})? {later}")
+            later = self._rules.rule(f"COMMA {begun}" if name in required else f"(COMMA {member})? {later}")
         return first
 
 
@@ -220,13 +225,18 @@ def _check_name(name: str, parts: Sequence[str]) -> None:
 
 
 def _write(calls: Calls) -> str:
-    written = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls)
+    written = (
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" for name, arguments in calls
+    )
     return f"[{', '.join(written)}]"
 
 
-def _openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
+    """Yield how calls begin: as a list that begins the answer with a name, or behind a mark."""
     rules.add(LITERALS)
-    arguments = {one.name: PythonArguments(one, rules, strict=calls.strict).text for one in calls.functions}
+    arguments = {
+        function.name: PythonArguments(function, rules, strict=calls.strict).text for function in calls.functions
+    }
     call = rules.rule(one_of(f'"{name}(" {text} ")"' for name, text in arguments.items()))
     more = f"(COMMA {call})*" if calls.many else ""
     for name, text in arguments.items():
@@ -235,7 +245,7 @@ def _openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
         yield Opening(rf'"[" {call} {more} "]" {rules.mark(END)}', mark=BEGIN, loose=True)
 
 
-PYTHONIC: Final = ToolFormat(
+PYTHONIC: Final = CallFormat(
     signs=(r"\[func_name1\(",),
     begins=(BEGIN,),
     marks=(END,),

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat
+from paceline.serving.chat.base import AllowedCalls, CallFormat, Calls, Opening
 from paceline.serving.chat.blocks import MOST_KEY, read_block
-from paceline.serving.chat.grammar_rules import NEWLINE, Rules, one_of
+from paceline.serving.chat.grammar_rules import NEWLINE, GrammarRules, one_of
 from paceline.serving.chat.growing_text import GrowingText, Steps
-from paceline.serving.chat.message_parts import NAME, Parts
+from paceline.serving.chat.message_parts import NAME, MessageParts
 from paceline.serving.chat.tagged import TaggedCall, Tags, arguments_of, read_value, value_text
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -31,12 +31,13 @@ TAGS: Final = Tags(
 SEED_TAGS: Final = replace(TAGS, before=lambda _, name: f'"{PARAMETER}" {name} ">"', end=PARAMETER_END)
 
 
-def _read(text: GrowingText, parts: Parts, mark: str, *, end: str) -> Steps[bool]:
-    one = partial(_read_call, end=end)
-    return (yield from read_block(text, parts, mark, item=FUNCTION, ends=(end,), one=one))
+def _read(text: GrowingText, parts: MessageParts, mark: str, *, end: str) -> Steps[bool]:
+    read_call = partial(_read_call, end=end)
+    return (yield from read_block(text, parts, mark, item=FUNCTION, ends=(end,), read_call=read_call))
 
 
-def _read_call(text: GrowingText, parts: Parts, *, end: str) -> Steps[bool]:
+def _read_call(text: GrowingText, parts: MessageParts, *, end: str) -> Steps[bool]:
+    """Read one call behind `<function=`; returns whether it is one."""
     name = yield from text.run(NAME)
     if not (yield from text.literal(">")) or not parts.knows(name):
         return False
@@ -55,17 +56,18 @@ def _read_call(text: GrowingText, parts: Parts, *, end: str) -> Steps[bool]:
 
 
 def _write(calls: Calls, *, begin: str, end: str, around: str) -> str:
-    return "\n".join(f"{begin}\n{_element(name, given, around)}\n{end}" for name, given in calls)
+    return "\n".join(f"{begin}\n{_element(name, arguments, around)}\n{end}" for name, arguments in calls)
 
 
-def _element(name: str, given: Mapping[str, Any], around: str) -> str:
+def _element(name: str, arguments: Mapping[str, Any], around: str) -> str:
     values = "".join(
-        f"{PARAMETER}{key}>{around}{value_text(value)}{around}{PARAMETER_END}\n" for key, value in given.items()
+        f"{PARAMETER}{key}>{around}{value_text(value)}{around}{PARAMETER_END}\n" for key, value in arguments.items()
     )
     return f"{FUNCTION}{name}>\n{values}{FUNCTION_END}"
 
 
-def _openings(rules: Rules, calls: AllowedCalls, *, begin: str, end: str, tags: Tags) -> Iterator[Opening]:
+def _openings(rules: GrammarRules, calls: AllowedCalls, *, begin: str, end: str, tags: Tags) -> Iterator[Opening]:
+    """Yield how calls begin: with the mark, or without it as the models write them at times."""
     again, over = rules.mark(begin), rules.mark(end)
     arguments = arguments_of(rules, calls, tags)
     texts = {name: rules.rule(rf'"\n" {text} "{FUNCTION_END}"') for name, text in arguments.items()}
@@ -77,7 +79,7 @@ def _openings(rules: Rules, calls: AllowedCalls, *, begin: str, end: str, tags: 
         yield Opening(rf'{text} ("\n" {over})? {more}', mark=f"{FUNCTION}{name}>", loose=True)
 
 
-QWEN3_CODER: Final = ToolFormat(
+QWEN3_CODER: Final = CallFormat(
     signs=(BEGIN, FUNCTION, PARAMETER),
     begins=(BEGIN, FUNCTION),
     marks=(END,),
@@ -85,7 +87,7 @@ QWEN3_CODER: Final = ToolFormat(
     write=partial(_write, begin=BEGIN, end=END, around="\n"),
     openings=partial(_openings, begin=BEGIN, end=END, tags=TAGS),
 )
-SEED_OSS: Final = ToolFormat(
+SEED_OSS: Final = CallFormat(
     signs=(SEED_BEGIN, FUNCTION),
     begins=(SEED_BEGIN,),
     marks=(SEED_END,),

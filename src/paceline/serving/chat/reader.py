@@ -1,4 +1,4 @@
-"""Thoughts, content and function calls in a model's text, told apart while it grows."""
+"""Thoughts, content and function calls in a model's text are told apart while it grows."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from paceline.serving.chat import harmony
-from paceline.serving.chat.base import ToolFormat
+from paceline.serving.chat.base import CallFormat, ToolFormat
 from paceline.serving.chat.growing_text import BREAKS, EndedError, GrowingText, Steps
-from paceline.serving.chat.message_parts import Delta, Parts, new_id
+from paceline.serving.chat.message_parts import Delta, MessageParts, new_id
 from paceline.serving.chat.reasoning import REASONING, TAGS, ReasoningFormat
 
 MESSAGES: Final = (harmony.HARMONY, REASONING["harmony"])
-"""Formats of which either has the other with it."""
+"""Calls and thoughts in messages: either of these formats has the other with it."""
 
 
 def marks_of(form: ToolFormat | None, reasoning: ReasoningFormat) -> frozenset[str]:
-    """What is read in a text, and may be special tokens of a tokenizer."""
+    """Return the marks that are read in a text, and may be special tokens of a tokenizer."""
     calls = (*form.begins, *form.marks) if form is not None else ()
     thoughts = harmony.MARKS if reasoning is REASONING["harmony"] else (reasoning.begin, reasoning.end)
     return frozenset((*calls, *thoughts))
@@ -53,10 +53,10 @@ class Reader:
         hidden: Collection[str] = (),
         prompt: str = "",
     ) -> None:
-        self._form, self._reasoning = form, reasoning
+        self._form, self._reasoning = form if isinstance(form, CallFormat) else None, reasoning
         make_id = new_id if form is None else form.make_id
         hidden = {*hidden, *reasoning.around}
-        self._parts = Parts({} if form is None else functions, most=most, hidden=hidden, make_id=make_id)
+        self._parts = MessageParts({} if form is None else functions, most=most, hidden=hidden, make_id=make_id)
         self._text = GrowingText()
         if form not in MESSAGES and reasoning not in MESSAGES:
             self._steps = self._answer(thinking)
@@ -74,7 +74,8 @@ class Reader:
         return self._parts.called > 0 and not self._parts.broken
 
     def feed(self, text: str, *, last: bool, cut: bool = False) -> Delta:
-        """What `text` adds; what may be the beginning of a mark is held back until it is clear, or the text ends.
+        """Read on, and return what `text` adds; what may be the beginning of a mark is held back until it is clear, or
+        the text ends.
 
         Args:
             cut: at the text's end: a stop text or a limit ended it; what began like a call is neither one nor content.
@@ -89,6 +90,7 @@ class Reader:
         self._parts.finish()
 
     def _answer(self, thinking: bool) -> Steps[None]:
+        """Read thoughts, and then content and calls, to the text's end."""
         try:
             yield from self._thoughts(thinking)
         except EndedError:
@@ -101,15 +103,15 @@ class Reader:
         self._parts.finish()
 
     def _thoughts(self, thinking: bool) -> Steps[None]:
-        """Thoughts before the content, if there are some.
+        """Read thoughts before the content, if there are some.
 
         Raises:
             EndedError: the text ends before that is clear.
         """
         text = self._text
         blanks = yield from text.blanks()
-        found = yield from text.literal(self._reasoning.begin)
-        if found:
+        begun = yield from text.literal(self._reasoning.begin)
+        if begun:
             yield from text.blanks(BREAKS)
         elif thinking:
             self._parts.think(blanks)
@@ -119,7 +121,7 @@ class Reader:
         yield from self._inside()
 
     def _inside(self) -> Steps[None]:
-        """Thoughts up to their end, or to a call, where what begins one is a token that nothing else is."""
+        """Read thoughts up to their end, or to a call, where what begins one is a token that nothing else is."""
         text, form, hidden = self._text, self._form, self._parts.hidden
         begins = () if form is None else tuple(mark for mark in form.begins if mark in hidden)
         ends = (self._reasoning.end, *begins)
@@ -131,7 +133,7 @@ class Reader:
             text.forget()
 
     def _content(self) -> Steps[None]:
-        """Content and calls, and more thoughts, where what begins them is a token that nothing else is."""
+        """Read content and calls, and more thoughts, where what begins them is a token that nothing else is."""
         text, parts, form = self._text, self._parts, self._form
         if form is not None and form.opens:
             yield from text.blanks()
@@ -148,12 +150,11 @@ class Reader:
             elif form is not None:
                 yield from self._calls(form, mark)
 
-    def _calls(self, form: ToolFormat, mark: str) -> Steps[None]:
-        """Calls. What turns out to be none is content; where something cut the text off within what can only be a call,
-        what was read of it is nothing.
+    def _calls(self, form: CallFormat, mark: str) -> Steps[None]:
+        """Read calls. What turns out to be none is content; where something cut the text off within what can only be a
+        call, what was read of it is nothing.
         """
         text, parts, before = self._text, self._parts, self._parts.called
-        assert form.read is not None
         try:
             called = yield from form.read(text, parts, mark)
         except EndedError:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.serving.protocol import ApiError
+from paceline.serving.api_errors import ApiError
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How thoughts are written.
+    """Says how a family of models writes thoughts.
 
     Attributes:
         sign: in the chat templates of such models.
@@ -25,7 +25,7 @@ class ReasoningFormat:
     around: tuple[str, ...] = ()
 
     def is_open(self, prompt: str, continued: str = "") -> bool:
-        """Whether an answer begins inside thoughts, which its prompt has opened.
+        """Tell whether an answer begins inside thoughts, which its prompt has opened.
 
         Args:
             continued: what the answer goes on with.
@@ -45,19 +45,19 @@ REASONING: Final[Mapping[str, ReasoningFormat]] = {
     "mistral": ReasoningFormat("[THINK]", "[THINK]", "[/THINK]"),
     "think": TAGS,
 }
-"""By name; of those that a template speaks of, the first is meant."""
+"""The formats by name; of those that a template speaks of, the first is meant."""
 
 
 def reasoning_of(template: str | None) -> ReasoningFormat:
-    """The format that a chat template speaks of; `<think>` where it speaks of none."""
-    for name, one in REASONING.items():
-        if template is not None and one.sign in template and (name != "harmony" or "<|message|>" in template):
-            return one
+    """Return the format that a chat template speaks of; `<think>` where it speaks of none."""
+    for name, form in REASONING.items():
+        if template is not None and form.sign in template and (name != "harmony" or "<|message|>" in template):
+            return form
     return TAGS
 
 
 SWITCHES: Final = ("enable_thinking", "thinking")
-"""Variables by which chat templates switch thoughts on and off."""
+"""Chat templates switch thoughts on and off by these variables."""
 
 EFFORT, BUDGET = "reasoning_effort", "thinking_budget"
 """Variables for how much is thought: a word, and a number of tokens, of which -1 is any and 0 none."""
@@ -65,8 +65,8 @@ EFFORT, BUDGET = "reasoning_effort", "thinking_budget"
 HARMONY_EFFORTS: Final = ("low", "medium", "high")
 
 
-class Steering:
-    """What makes a chat template ask for thoughts as a request wants them.
+class ThoughtSteering:
+    """Says what makes a chat template ask for thoughts as a request wants them, as variables of the template.
 
     Args:
         template: its text.
@@ -79,7 +79,7 @@ class Steering:
         self._switch = next((name for name in SWITCHES if name in reads), None)
 
     def switched(self, wanted: bool, field: str) -> dict[str, Any]:
-        """Thoughts, or none; nothing is asked for where the model settles it, and that agrees.
+        """Ask for thoughts, or for none; nothing is asked for where the model settles it, and that agrees.
 
         Args:
             field: of the request.
@@ -95,7 +95,7 @@ class Steering:
         return {}
 
     def budgeted(self, tokens: int, field: str) -> dict[str, Any]:
-        """Thoughts of so many tokens.
+        """Ask for thoughts of so many tokens.
 
         Raises:
             ApiError: the template cannot say so.
@@ -105,7 +105,7 @@ class Steering:
         raise ApiError(f"{field}: this model's chat template limits no thoughts; leave it out", param=field)
 
     def effort(self, level: str, field: str = EFFORT) -> dict[str, Any]:
-        """How much thought; a template that can only switch it takes all levels but `none` for thoughts.
+        """Ask for so much thought; a template that can only switch it takes all levels but `none` for thoughts.
 
         Raises:
             ApiError: the template cannot say so.
@@ -120,9 +120,9 @@ class Steering:
             return self.switched(level != "none", field)
         raise ApiError(f"{field} cannot be given to this model's chat template; leave it out", param=field)
 
-    def renamed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Variables of a request, under the template's own name of the switch."""
-        other = next((name for name in SWITCHES if name in given and name not in self._reads), None)
-        if other is None or self._switch is None or self._switch in given:
-            return dict(given)
-        return {self._switch if name == other else name: value for name, value in given.items()}
+    def renamed(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the variables of a request, with the switch under the template's own name."""
+        other = next((name for name in SWITCHES if name in variables and name not in self._reads), None)
+        if other is None or self._switch is None or self._switch in variables:
+            return dict(variables)
+        return {self._switch if name == other else name: value for name, value in variables.items()}

@@ -15,45 +15,47 @@ from typing import Any, Final
 
 from paceline.grammar import rust_pattern
 from paceline.serving.chat.base import AllowedCalls, as_json
-from paceline.serving.chat.grammar_rules import Rules, literal, one_of
+from paceline.serving.chat.grammar_rules import GrammarRules, literal, one_of
 from paceline.serving.chat.growing_text import GrowingText, Steps
-from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.message_parts import MessageParts
 from paceline.serving.chat.parameters import NUMBER, OBJECT, REAL, WHOLE, Parameters, Schema
 from paceline.serving.chat.values import typed_value
 from paceline.serving.protocol import Function
 
 TEXT: Final = frozenset(("pattern", "minLength", "maxLength"))
 KEYWORDS: Final[Mapping[str, frozenset[str]]] = {"string": TEXT, "number": NUMBER, "integer": NUMBER}
-"""Those of a type that are enforced here."""
+"""These keywords of a type are enforced here."""
 
 ESCAPED: Final = re.compile(r"\\.|\[\^?(?:[^\\\]]|\\.)*\]")
-"""What means nothing else in a regular expression."""
+"""What is escaped in a regular expression, or in a set, has no other meaning there."""
 
 NAME: Final = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
-"""Of a parameter that no schema declares."""
+"""A parameter that no schema declares may have such a name."""
 
 
 class TaggedCall:
-    """A call that is being read: its arguments, of which each comes whole, are written as JSON.
+    """Writes a call that is being read: its arguments, of which each comes whole, become JSON.
 
     Args:
         name: of the function, whose schema says which types the values have.
     """
 
-    def __init__(self, text: GrowingText, parts: Parts, name: str) -> None:
+    def __init__(self, text: GrowingText, parts: MessageParts, name: str) -> None:
         self._text, self._parts, self._schema, self._sign = text, parts, parts.schema(name), "{"
         text.forget()
         parts.begin(name)
 
     def add(self, key: str, value: str) -> None:
-        """One more argument."""
+        """Add one more argument."""
         written = as_json(typed_value(value, self._schema, key))
         self._parts.add(f"{self._sign}{as_json(key)}: {written}")
         self._sign = ", "
         self._text.forget()
 
     def over(self, *, whole: bool) -> bool:
-        """The call ends, whole or because something else came than may come; it is one in any case."""
+        """End the call, whole or because something else came than may come; it is a call in any case, so True is
+        returned.
+        """
         self._text.forget()
         if whole:
             self._parts.add("{}" if self._sign == "{" else "}")
@@ -64,7 +66,7 @@ class TaggedCall:
 
 
 def read_value(text: GrowingText, end: str, followers: tuple[str, ...]) -> Steps[str]:
-    """A value up to the end mark that is followed by one of these: values may hold such marks themselves."""
+    """Read a value up to the end mark that is followed by one of these: values may hold such marks themselves."""
     value = ""
     while True:
         more, _ = yield from text.until(end)
@@ -78,13 +80,13 @@ def read_value(text: GrowingText, end: str, followers: tuple[str, ...]) -> Steps
 
 
 def value_text(value: Any) -> str:
-    """A value as it stands between tags."""
+    """Return a value as it stands between tags."""
     return value if isinstance(value, str) else as_json(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """How a parameter is written.
+    """Says how a parameter is written between tags.
 
     Attributes:
         before: what stands before its value, of the rules and what the name is in them.
@@ -94,26 +96,28 @@ class Tags:
         wrong: signs that a name cannot have.
     """
 
-    before: Callable[[Rules, str], str]
+    before: Callable[[GrammarRules, str], str]
     end: str
     after: str
     words: Mapping[str, str]
     wrong: str
 
 
-def arguments_of(rules: Rules, calls: AllowedCalls, tags: Tags) -> dict[str, str]:
-    """The grammar of arguments, by function."""
-    return {one.name: TaggedArguments(one, rules, tags, strict=calls.strict).text for one in calls.functions}
+def arguments_of(rules: GrammarRules, calls: AllowedCalls, tags: Tags) -> dict[str, str]:
+    """Return the grammar of arguments, by function."""
+    return {
+        function.name: TaggedArguments(function, rules, tags, strict=calls.strict).text for function in calls.functions
+    }
 
 
 class TaggedArguments(Parameters):
-    """The parameters of one function as rules.
+    """Writes the parameters of one function as rules.
 
     Attributes:
         text: what is between its name and its end.
     """
 
-    def __init__(self, function: Function, rules: Rules, tags: Tags, *, strict: bool) -> None:
+    def __init__(self, function: Function, rules: GrammarRules, tags: Tags, *, strict: bool) -> None:
         super().__init__(function, strict=strict)
         self._rules, self._tags = rules, tags
         self._end, self._any = rules.mark(tags.end), rules.text_until(tags.end)
@@ -121,6 +125,7 @@ class TaggedArguments(Parameters):
         self.text = self._all()
 
     def _all(self) -> str:
+        """Return the grammar of all parameters, in the order of the schema."""
         properties, required = self.whole.get("properties") or {}, self.whole.get("required") or ()
         if missing := sorted(set(required) - properties.keys()):
             raise self.wrong(f"require {missing[0]!r}, which is not among their properties")
@@ -141,17 +146,18 @@ class TaggedArguments(Parameters):
         return f"({self._tags.before(self._rules, name)} {value} {self._tags.after})"
 
     def _values(self, schema: Schema, seen: tuple[str, ...]) -> list[str]:
-        """What a value may be, the mark behind it included.
+        """Return the texts that a value may be, the mark behind it included.
 
         Args:
             seen: references that led here.
         """
-        found = self._alternatives(schema, seen)
-        if not found:
+        texts = self._alternatives(schema, seen)
+        if not texts:
             raise self.wrong("must be schemas that something satisfies")
-        return [self._any] if self._any in found else found
+        return [self._any] if self._any in texts else texts
 
     def _alternatives(self, schema: Schema, seen: tuple[str, ...]) -> list[str]:
+        """Return the texts that a value may be, each of them a rule; none where nothing satisfies the schema."""
         if schema is True or schema == {}:
             return [self._any]
         if not isinstance(schema, Mapping):
@@ -164,7 +170,7 @@ class TaggedArguments(Parameters):
                 raise self.wrong(f"refer to {target!r} in a circle")
             return self._alternatives(self.find(target), (*seen, target))
         if (choices := self.choices(schema)) is not None:
-            return [text for one in choices for text in self._alternatives(one, seen)]
+            return [text for choice in choices for text in self._alternatives(choice, seen)]
         kinds = self.kinds(schema)
         if not {"object", "array"} & set(kinds):  # of which JSON says what can be enforced
             self.limit(schema, frozenset(("type",)).union(*(KEYWORDS.get(kind, frozenset()) for kind in kinds)))
@@ -177,11 +183,12 @@ class TaggedArguments(Parameters):
         return self._word(text) if not isinstance(value, str) else literal(text) if text else ""
 
     def _word(self, text: str) -> str:
-        """A constant of JSON."""
+        """Return the grammar of a constant of JSON."""
         other = self._tags.words.get(text)
         return literal(text) if other is None else f"({literal(text)} | {literal(other)})"
 
     def _of_kind(self, kind: str, schema: Mapping[str, Any]) -> str:
+        """Return the grammar of a value of one type, the mark behind it included."""
         if kind == "string":
             return self._string(schema)
         if kind in ("object", "array"):
@@ -208,7 +215,7 @@ class TaggedArguments(Parameters):
         return self._rules.text_until(self._tags.end, *patterns) if patterns else self._any
 
     def _pattern(self, pattern: Any) -> list[str]:
-        """An expression of whole texts; none where it is not one and need not be."""
+        """Return a regular expression of whole texts; none where the pattern is not one and need not be."""
         if not isinstance(pattern, str):
             raise self.wrong(f"have a pattern {pattern!r}, which is none")
         inside = pattern.removeprefix("^")
@@ -224,7 +231,7 @@ class TaggedArguments(Parameters):
 
 
 def _has_alternatives(plain: str) -> bool:
-    """Whether an expression without sets and escapes is a choice, outside of groups."""
+    """Tell whether an expression without sets and escapes is a choice, outside of groups."""
     depth = 0
     for sign in plain:
         depth += (sign == "(") - (sign == ")")

@@ -23,11 +23,11 @@ KINDS: Final[Mapping[str, type | tuple[type, ...]]] = {
 }
 WORDS: Final = {"true": True, "false": False, "null": None}
 DEEPEST: Final = 16
-"""Alternatives within alternatives, and references, that are followed."""
+"""Alternatives within alternatives, and references, are followed so deep."""
 
 
 def typed_value(text: str, parameters: Any, key: str) -> Any:
-    """The value that a text means for one of a function's parameters.
+    """Return the value that a text means for one of a function's parameters.
 
     A text stays one where the schema has texts and nothing else that it may be, and where it is no value of the types
     that the schema has. Without a schema, whatever is JSON is taken as JSON.
@@ -41,24 +41,26 @@ def typed_value(text: str, parameters: Any, key: str) -> Any:
     bare = text.strip()
     if bare == "null" or (bare == "None" and kinds):
         return None if "null" in kinds or "string" not in kinds else text
-    found = _fitting(_read(bare, kinds), kinds)
-    return text if found is None else found
+    value = _fitting(_read(bare, kinds), kinds)
+    return text if value is None else value
 
 
 def _kinds(schema: Any, whole: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """The types that a schema allows, as far as it says so."""
+    """Yield the types that a schema allows, as far as it says so."""
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return
-    given = schema.get("type")
-    yield from (one for one in (given if isinstance(given, list) else [given]) if isinstance(one, str) and one in KINDS)
+    declared = schema.get("type")
+    for kind in declared if isinstance(declared, list) else [declared]:
+        if isinstance(kind, str) and kind in KINDS:
+            yield kind
     if schema.get("nullable") is True:
         yield "null"
     values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
-    for value in values if given is None else ():
+    for value in values if declared is None else ():
         yield next(name for name, kind in KINDS.items() if isinstance(value, kind))
     for name in ("anyOf", "oneOf", "allOf"):
-        for one in _listed(schema.get(name)):
-            yield from _kinds(one, whole, depth + 1)
+        for choice in _listed(schema.get(name)):
+            yield from _kinds(choice, whole, depth + 1)
     if isinstance(target := schema.get("$ref"), str):
         yield from _kinds(referred(target, whole), whole, depth + 1)
 
@@ -68,13 +70,13 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _read(text: str, kinds: set[str]) -> Any:
-    """What a text is as JSON, or as Python writes it; None where it is neither."""
+    """Read a text as JSON, or as Python writes it; None where it is neither."""
     if text in ("True", "False") and (not kinds or "boolean" in kinds):
         return text == "True"
     with suppress(ValueError, RecursionError):
-        found = json.loads(text)
-        json.dumps(found, allow_nan=False)
-        return found
+        value = json.loads(text)
+        json.dumps(value, allow_nan=False)
+        return value
     if not text.startswith(("{", "[", "(")):
         return None
     try:
@@ -83,27 +85,27 @@ def _read(text: str, kinds: set[str]) -> Any:
         return None
 
 
-def _fitting(found: Any, kinds: set[str]) -> Any:
-    """The value, if it has one of these types and is no text, whose quotes would be its own; None if not."""
-    if isinstance(found, str):
+def _fitting(value: Any, kinds: set[str]) -> Any:
+    """Return the value, if it has one of these types and is no text, whose quotes would be its own; None if not."""
+    if isinstance(value, str):
         return None
-    if isinstance(found, bool) or not kinds:
-        return found if "boolean" in kinds or not kinds else None
-    if isinstance(found, float) and "number" not in kinds and "integer" in kinds:
-        return int(found) if found.is_integer() else None
-    return found if any(isinstance(found, KINDS[kind]) for kind in kinds - {"boolean", "null"}) else None
+    if isinstance(value, bool) or not kinds:
+        return value if "boolean" in kinds or not kinds else None
+    if isinstance(value, float) and "number" not in kinds and "integer" in kinds:
+        return int(value) if value.is_integer() else None
+    return value if any(isinstance(value, KINDS[kind]) for kind in kinds - {"boolean", "null"}) else None
 
 
 def keywords(written: str) -> dict[str, Any]:
-    """The arguments of a call, as what stands between its parentheses has them.
+    """Return the arguments of a call, as what stands between its parentheses has them.
 
     Raises:
         ValueError: anything but names with literals.
     """
     call = _parsed(f"f({written}\n)")
-    if not isinstance(call, ast.Call) or call.args or any(one.arg is None for one in call.keywords):
+    if not isinstance(call, ast.Call) or call.args or any(argument.arg is None for argument in call.keywords):
         raise ValueError("no keywords")
-    return {str(one.arg): _value(one.value) for one in call.keywords}
+    return {str(argument.arg): _value(argument.value) for argument in call.keywords}
 
 
 def _parsed(written: str) -> ast.expr:
@@ -115,14 +117,15 @@ def _parsed(written: str) -> ast.expr:
 
 def _value(node: ast.expr) -> Any:
     try:
-        found = _plain(node)
-        json.dumps(found, allow_nan=False)
+        value = _plain(node)
+        json.dumps(value, allow_nan=False)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    return found
+    return value
 
 
 def _plain(node: ast.expr) -> Any:
+    """Return the value of a literal of Python, in which JSON's words may stand."""
     if isinstance(node, ast.Name) and node.id in WORDS:
         return WORDS[node.id]
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
@@ -130,7 +133,7 @@ def _plain(node: ast.expr) -> Any:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         return _signed(node)
     if isinstance(node, ast.List | ast.Tuple):
-        return [_plain(one) for one in node.elts]
+        return [_plain(element) for element in node.elts]
     if isinstance(node, ast.Dict):
         return {_key(key): _plain(value) for key, value in zip(node.keys, node.values, strict=True)}
     raise ValueError("no literal")

@@ -1,0 +1,61 @@
+"""What `generate --stats` and the chat's /stats print: what a request took, and with how much memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from paceline.cli.terminal import counted
+
+if TYPE_CHECKING:
+    from paceline.engine import RequestMetrics
+
+
+def loading(seconds: float) -> str:
+    """What loading the model took."""
+    return f"load         {seconds:.2f} s"
+
+
+def request_figures(metrics: RequestMetrics) -> list[str]:
+    """Lines on one answer: first token, prompt, decoding, drafts."""
+    lines = []
+    if metrics.time_to_first_token is not None:
+        lines.append(f"first token  {metrics.time_to_first_token:.2f} s")
+    prompt = counted(metrics.num_prompt_tokens, "token")
+    if metrics.scheduled_time is not None and metrics.first_step_time is not None:
+        seconds = metrics.first_step_time - metrics.scheduled_time
+        prompt += f", {metrics.num_prompt_tokens / max(seconds, 1e-9):,.0f} tokens/s (kept beginnings count as read)"
+    rate = f"{counted(metrics.num_generation_tokens, 'token')}, {metrics.tokens_per_second:.1f} tokens/s"
+    return [*lines, f"prompt       {prompt}", f"decoding     {rate}", f"drafts       {drafts([metrics])}"]
+
+
+def drafts(answers: Sequence[RequestMetrics]) -> str:
+    """How many drafted tokens were accepted, and what that made of a pass, over some answers."""
+    drafted = sum(metrics.num_draft_tokens for metrics in answers)
+    accepted = sum(metrics.num_accepted_tokens for metrics in answers)
+    steps = sum(metrics.num_steps for metrics in answers)
+    if not drafted:
+        return "none"
+    return (
+        f"{accepted} of {drafted} accepted ({accepted / drafted:.0%}), {1 + accepted / max(1, steps):.2f} tokens a pass"
+    )
+
+
+def memory() -> str:
+    """What this process holds, and held at most, in main memory."""
+    import psutil
+
+    held, most = psutil.Process().memory_info().rss, peak()
+    return f"memory       {held / 1e6:,.0f} MB" + (f", at most {most / 1e6:,.0f} MB" if most else "")
+
+
+def peak() -> int:
+    """Most bytes that this process held; 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    import sys
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
