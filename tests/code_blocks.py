@@ -248,12 +248,12 @@ def _check_keywords(called: Any, node: ast.Call) -> None:
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """Path of every page, and its Markdown, what `docs/generate.py` makes for `made: example` included."""
+    """Path of every page, and its Markdown, the modules of `docs/` that it shows included."""
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     assert spec is not None
     assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        text = path.read_text(encoding="utf-8").replace("<!-- made: example -->", made.example())
-        yield str(path.relative_to(ROOT)), text
+        text = path.read_text(encoding="utf-8")
+        yield str(path.relative_to(ROOT)), re.sub(r"<!-- made: example (\w+) -->", lambda m: made.example(m[1]), text)

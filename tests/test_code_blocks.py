@@ -101,7 +101,8 @@ def test_python_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All blocks of a page in turn, each with what those before it have defined; what remarks promise is printed."""
-    shutil.copy(ROOT / "docs" / "my_module.py", tmp_path)
+    for module in (ROOT / "docs").glob("my_*.py"):
+        shutil.copy(module, tmp_path)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page", **GIVEN.get(page, {})}
     with server(page) as url:
