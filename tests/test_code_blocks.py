@@ -151,6 +151,7 @@ def test_classes_pages_decode(page: str, name: str, given: dict[str, Any], monke
 
 @pytest.mark.parametrize("page", [page for page in BLOCKS if of_language(page, "bash")])
 def test_commands_of_a_page_are_those_that_there_are(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")  # the modules that pages show
     with drafter_of_contributing(monkeypatch):
         found = [words for block in of_language(page, "bash") for words in commands(block.code)]
         assert found
