@@ -237,6 +237,23 @@ def test_a_long_prompt_is_read_in_pieces_between_which_others_decode() -> None:
     assert read[30] - read[5] >= 5, "tokens came between the pieces"
 
 
+def test_a_search_waits_for_memory_that_others_hold_and_decodes_them_meanwhile(llm: LLM) -> None:
+    memory, prompt = memory_of(llm), {"prompt_token_ids": [7 + i % 400 for i in range(300)]}
+    tight = LLM(
+        dtype="float32", profile=False, speculative_config=None, enable_prefix_caching=False,
+        kv_cache_memory_bytes=memory.block_bytes * (memory.blocks_for(400) + 4),
+    )  # fmt: skip
+    long = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+    (alone,), (plain,) = tight.generate(prompt, GREEDY, search=BEAM), tight.generate(prompt, long)
+    stream = tight.stream(prompt, long)
+    next(stream)  # nobody asks it for more until the search has ended
+    (found,) = tight.generate(prompt, GREEDY, search=BEAM)
+    found.raise_for_error()
+    assert seen(found) == seen(alone)
+    assert not tight.engine.has_work, "it was decoded to its end"
+    assert list(stream)[-1].output.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
 def test_closing_ends_searches(llm: LLM) -> None:
     model = LLM(dtype="float32", profile=False, speculative_config=None)
     chunks = model.stream(PROMPT, LONG, search={"method": "beam", "beam_width": 2})

@@ -105,9 +105,9 @@ class Search(ABC):
         try:
             yield from self.steps(root)
         except BudgetSpentError:
-            self.found += [Found(one, self.score(one)) for one in self.alive if one.length]
-        found = sorted(self.found, key=lambda one: -one.score)
-        return found if self.keeps_spellings else different_texts(found, root.request.params.n)
+            self.found += [Found(branch, self.score(branch)) for branch in self.alive if branch.length]
+        ranked = sorted(self.found, key=lambda text: -text.score)
+        return ranked if self.keeps_spellings else different_texts(ranked, root.request.params.n)
 
     def aside(self, work: Callable[[], T]) -> T:
         """Do `work`, which takes long and uses nothing of the model, while other requests go on."""
@@ -136,12 +136,12 @@ def mean_logprob(branch: Branch) -> float:
 
 def different_texts(found: Sequence[Found], most: int) -> list[Found]:
     """The first `most` of them that differ in their texts."""
-    made: dict[str | tuple[int, ...], Found] = {}
-    for one in found:
-        if len(made) == most:
+    by_spelling: dict[str | tuple[int, ...], Found] = {}
+    for text in found:
+        if len(by_spelling) == most:
             break
-        made.setdefault(one.branch.said(), one)
-    return list(made.values())
+        by_spelling.setdefault(text.branch.said(), text)
+    return list(by_spelling.values())
 
 
 def continued(
@@ -156,13 +156,13 @@ def continued(
     Returns:
         The branches that they became.
     """
-    made = list(branches)
-    going = [i for i, one in enumerate(made) if not one.ended]
+    texts = list(branches)
+    going = [i for i, text in enumerate(texts) if not text.ended]
     while going:
-        rows = yield [made[i] for i in going]
+        rows = yield [texts[i] for i in going]
         for row, i in enumerate(going):
-            token = made[i].draw(rows.logprobs[row], indices[i])
-            made[i] = made[i].child(token, float(rows.logprobs[row, token]))
-        alive(made)
-        going = [i for i in going if not (made[i].ended or until(made[i]))]
-    return made
+            token = texts[i].draw(rows.logprobs[row], indices[i])
+            texts[i] = texts[i].child(token, float(rows.logprobs[row, token]))
+        alive(texts)
+        going = [i for i in going if not (texts[i].ended or until(texts[i]))]
+    return texts

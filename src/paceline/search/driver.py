@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from paceline.utils import Advance
 
 PAUSE: Final = 1e-3
-"""Seconds between two looks, where a search waits for others."""
+"""Seconds between two looks of a thread while another one is in the middle of a step."""
 
 
 class SearchDriver:
@@ -83,7 +83,7 @@ class SearchDriver:
 
     def requests(self) -> OpenRequests:
         """See `Backend.requests`."""
-        return OpenRequests([one.request for one in [*self._reading, *self._running]], list(self._waiting))
+        return OpenRequests([run.request for run in [*self._reading, *self._running]], list(self._waiting))
 
     def check_params(self, params: SamplingParams, drafts: DraftChoice) -> None:
         """See `Backend.check_params`; what a search cannot honour `SearchConfig.check` rejects."""
@@ -171,7 +171,7 @@ class SearchDriver:
         with self._turns.turn():
             worked = self._step()
         if not worked:
-            sleep(PAUSE)
+            self._wait()
 
     def collect(self, request_id: str) -> list[StreamChunk]:
         """See `Backend.collect`."""
@@ -199,8 +199,8 @@ class SearchDriver:
             request.outputs[:] = [CompletionOutput(0, finish_reason="abort")]
             self._deliver([StreamChunk(0, (), (), "abort", request.result())])
         going = [*self._reading, *self._running]
-        for one in going:
-            one.abort()
+        for run in going:
+            run.abort()
         self._let_go(going)
 
     def _advance(self, requests: Sequence[Request], inbox: Sequence[StreamChunk] = ()) -> bool:
@@ -212,8 +212,15 @@ class SearchDriver:
                 return False
             worked = self._step(requests)
         if not worked:
-            sleep(PAUSE)
+            self._wait()
         return True
+
+    def _wait(self) -> None:
+        """Where others hold the memory that searches wait for, make a step for those; else let time pass."""
+        if self._waiting and self._stepper is None:
+            self._driver.step()
+        else:
+            sleep(PAUSE)
 
     def _step(self, mine: Sequence[Request] = ()) -> bool:
         """In a turn, read a piece of the prompts and make one pass for all; False where there was nothing to do.
@@ -245,11 +252,11 @@ class SearchDriver:
 
     def _give_up(self, error: BaseException, interrupted: Sequence[str] = ()) -> None:
         going = [*self._reading, *self._running]
-        for one in [one for one in going if not one.ended]:
-            if one.request.id in interrupted:
-                one.abort()
+        for run in [run for run in going if not run.ended]:
+            if run.request.id in interrupted:
+                run.abort()
             else:
-                one.fail(f"a step was cut short by {described(error)}")
+                run.fail(f"a step was cut short by {described(error)}")
         self._let_go(going)
         self._forest.close()
         self._whole = True
@@ -259,8 +266,8 @@ class SearchDriver:
         forest, scheduler = self._forest, self._driver.engine.scheduler
         going = [*self._reading, *self._running]
         free, room = scheduler.config.max_num_seqs - len(going), forest.room()
-        for one in self._reading:
-            room = None if room is None else room - forest.blocks(one.root.size)
+        for run in self._reading:
+            room = None if room is None else room - forest.blocks(run.root.size)
         while self._waiting and free > 0:
             owner = self._waiting.owners[0]
             if room is not None:
@@ -283,29 +290,29 @@ class SearchDriver:
         if not self._reading:
             return
         try:
-            left = self._forest.read([one.root for one in self._reading])
+            left = self._forest.read([run.root for run in self._reading])
         except PacelineError as error:
-            longest = max(self._reading, key=lambda one: one.root.size)
+            longest = max(self._reading, key=lambda run: run.root.size)
             longest.fail(str(error))
             self._let_go([longest])
             return
-        ready = [one for one in self._reading if one.root not in left]
-        for one in ready:
-            self._reading.remove(one)
-            self._running.append(one)
-            one.begin()
+        ready = [run for run in self._reading if run.root not in left]
+        for run in ready:
+            self._reading.remove(run)
+            self._running.append(run)
+            run.begin()
         self._settle()
 
     def _pass(self) -> None:
         """One pass for all; where memory is short, the searches that ask for most end with an error."""
-        going, roots = list(self._running), [one.root for one in self._reading]
+        going, roots = list(self._running), [run.root for run in self._reading]
         while going:
             try:
-                kept = [one for run in going for one in run.search.kept]
-                rows, errors = self._forest.rows([one for run in going for one in run.asked], [*kept, *roots])
+                kept = [branch for run in going for branch in run.search.kept]
+                rows, errors = self._forest.rows([branch for run in going for branch in run.asked], [*kept, *roots])
                 break
             except PacelineError as error:
-                widest = max(going, key=lambda one: len(one.asked))
+                widest = max(going, key=lambda run: len(run.asked))
                 widest.fail(str(error))
                 self._forest.close(widest.request.id)
                 going.remove(widest)
@@ -318,17 +325,17 @@ class SearchDriver:
 
     def _settle(self) -> None:
         """Deliver what searches have told, and let go of those that have ended."""
-        for one in self._running:
-            self._deliver(one.chunks)
-        self._let_go([one for one in self._running if one.ended])
+        for run in self._running:
+            self._deliver(run.chunks)
+        self._let_go([run for run in self._running if run.ended])
 
     def _let_go(self, ended: Sequence[RunningSearch]) -> None:
         """Free the caches of searches that have ended; the lists forget them last."""
-        for one in ended:
-            self._deliver(one.chunks)
-            self._forest.close(one.request.id)
-        self._reading = [one for one in self._reading if one not in ended]
-        self._running = [one for one in self._running if one not in ended]
+        for run in ended:
+            self._deliver(run.chunks)
+            self._forest.close(run.request.id)
+        self._reading = [run for run in self._reading if run not in ended]
+        self._running = [run for run in self._running if run not in ended]
 
     def _deliver(self, chunks: list[StreamChunk]) -> None:
         """Put chunks into the inboxes of those who wait, and take them out of the list."""
@@ -342,11 +349,11 @@ class SearchDriver:
         if self._stepper is not None:
             self._later.append(partial(self._abort, request_id))
             return
-        for request in [one for one in self._waiting if one.id == request_id]:
+        for request in [waiting for waiting in self._waiting if waiting.id == request_id]:
             self._waiting.remove(request.owner, request)
-        mine = [one for one in [*self._reading, *self._running] if one.request.id == request_id]
-        for one in mine:
-            one.abort()
+        mine = [run for run in [*self._reading, *self._running] if run.request.id == request_id]
+        for run in mine:
+            run.abort()
         self._let_go(mine)
 
 

@@ -130,7 +130,7 @@ class RunningSearch:
 
     def _fatal(self, errors: Errors) -> PacelineError | None:
         """The first error that ends the search; where it drops dead ends, the first of those is only noted."""
-        for error in [errors[one] for one in self.asked if one in errors]:
+        for error in [errors[branch] for branch in self.asked if branch in errors]:
             if not (self.search.drops_dead_ends and isinstance(error, DeadEndError)):
                 return error
             self._dead_end = self._dead_end or error
@@ -145,10 +145,10 @@ class RunningSearch:
         try:
             asked = step()
             self.asked = list(dict.fromkeys(asked))
-            place = {one: i for i, one in enumerate(self.asked)}
-            self._places = [place[one] for one in asked]
-            for one in self.asked:
-                self.tree.note(one)
+            place = {branch: i for i, branch in enumerate(self.asked)}
+            self._places = [place[branch] for branch in asked]
+            for branch in self.asked:
+                self.tree.note(branch)
             self._tell()
         except StopIteration as end:
             self._end(end.value)
@@ -164,10 +164,10 @@ class RunningSearch:
             return
         output = self.request.outputs[0]
         told = len(output.token_ids)
-        beginning = common_beginning([*self.search.alive, *(one.branch for one in self.search.found)], told)
+        beginning = common_beginning([*self.search.alive, *(text.branch for text in self.search.found)], told)
         if beginning is None or beginning.ended:
             return
-        tokens = [one.token for one in islice(beginning.ancestors(), beginning.length - told)][::-1]
+        tokens = [branch.token for branch in islice(beginning.ancestors(), beginning.length - told)][::-1]
         segments, _ = self._transcript.push(tokens, [None] * len(tokens))
         output.token_ids += tokens
         output.text += "".join(text for text, _ in segments)
@@ -179,9 +179,10 @@ class RunningSearch:
         self.tree.num_tokens += self.search.own_rows
         self.tree.num_passes += self.search.own_passes
         best = found[: request.params.n]
-        self.tree.outputs, self.tree.scores = [self.tree.note(one.branch) for one in best], [one.score for one in best]
+        self.tree.outputs = [self.tree.note(text.branch) for text in best]
+        self.tree.scores = [text.score for text in best]
         told = request.outputs[0]
-        outputs = [output_of(one, index) for index, one in enumerate(best)]
+        outputs = [output_of(text, index) for index, text in enumerate(best)]
         if outputs and outputs[0].token_ids[: len(told.token_ids)] != told.token_ids:
             outputs, error = [], f"search method {self.search.name!r} has told another text than it has found"
         if not outputs:
@@ -190,7 +191,7 @@ class RunningSearch:
         request.outputs[:] = outputs
         metrics = request.metrics
         metrics.num_steps = self.tree.num_passes
-        metrics.num_generation_tokens = sum(len(one.token_ids) for one in outputs)
+        metrics.num_generation_tokens = sum(len(output.token_ids) for output in outputs)
         metrics.generation_time = self.tree.seconds
         request.result().search = self.tree
         for output in outputs:
@@ -239,13 +240,13 @@ def common_beginning(branches: Sequence[Branch], longer_than: int) -> Branch | N
     Args:
         longer_than: tokens; None is returned where it is no longer, and where there are no texts.
     """
-    least = min((one.length for one in branches), default=0)
+    least = min((branch.length for branch in branches), default=0)
     if least <= longer_than:
         return None
-    level = {next(islice(one.ancestors(), one.length - least, None)) for one in branches}
+    level = {next(islice(branch.ancestors(), branch.length - least, None)) for branch in branches}
     while len(level) > 1:
         if least - 1 <= longer_than:
             return None
-        least, level = least - 1, {one.parent for one in level if one.parent is not None}
-    (found,) = level
-    return found
+        least, level = least - 1, {branch.parent for branch in level if branch.parent is not None}
+    (beginning,) = level
+    return beginning

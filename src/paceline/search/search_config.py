@@ -40,20 +40,20 @@ class SearchConfig:
     budget: SearchBudget = field(default_factory=SearchBudget)
 
     @classmethod
-    def parse(cls, given: GivenSearch) -> SearchConfig:
+    def parse(cls, search: GivenSearch) -> SearchConfig:
         """From a dict, its JSON, or the name of a method; one that is parsed already stays as it is.
 
         Raises:
             ConfigError: no such method, no such option, or a value outside its range.
         """
-        if isinstance(given, SearchConfig):
-            return given
-        found = cls._read(given)
-        found.open()
-        return found
+        if isinstance(search, SearchConfig):
+            return search
+        config = cls._read(search)
+        config.open()
+        return config
 
     @classmethod
-    def of_client(cls, given: Mapping[str, Any] | str, *, programs: bool = False) -> SearchConfig:
+    def of_client(cls, search: Mapping[str, Any] | str, *, programs: bool = False) -> SearchConfig:
         """The same from somebody who may not run code of his own here, nor choose models or files to read.
 
         Args:
@@ -61,10 +61,10 @@ class SearchConfig:
         Raises:
             ConfigError: as `parse`, or an option that is not for clients.
         """
-        found, known = cls._read(given), registry.table("searches")
-        need(found.method in known, "search", f"name a method, one of {', '.join(sorted(known))}", found.method)
-        method = found._class()
-        for name, value in found.options.items():
+        config, known = cls._read(search), registry.table("searches")
+        need(config.method in known, "search", f"name a method, one of {', '.join(sorted(known))}", config.method)
+        method = config._class()
+        for name, value in config.options.items():
             if name in method.withheld:
                 raise ConfigError(f"search option {name!r} is not for requests to a server; leave it out")
             if name in method.programs:
@@ -80,17 +80,17 @@ class SearchConfig:
                     f"search option {name!r} must be made of numbers in requests to a server, which may not name "
                     "functions, models or files; leave it out"
                 )
-        found.open()
-        return found
+        config.open()
+        return config
 
     @classmethod
-    def _read(cls, given: Mapping[str, Any] | str) -> SearchConfig:
-        if not isinstance(given, str):
-            read: Any = given
+    def _read(cls, search: Mapping[str, Any] | str) -> SearchConfig:
+        if not isinstance(search, str):
+            read: Any = search
         else:
-            read = json_value("search", given) if given.lstrip().startswith("{") else {"method": given}
+            read = json_value("search", search) if search.lstrip().startswith("{") else {"method": search}
         rule = 'be the name of a method, or a dict as {"method": "beam", "beam_width": 4}'
-        need(isinstance(read, Mapping) and isinstance(read.get("method"), str), "search", rule, given)
+        need(isinstance(read, Mapping) and isinstance(read.get("method"), str), "search", rule, search)
         options = {key: value for key, value in read.items() if key not in ("method", *BUDGET)}
         if "num_beams" in options:
             options["beam_width"] = options.pop("num_beams")
@@ -102,11 +102,11 @@ class SearchConfig:
         Raises:
             ConfigError: as `parse`.
         """
-        made = self._class()
-        known = list(inspect.signature(made).parameters)
+        search_class = self._class()
+        known = list(inspect.signature(search_class).parameters)
         reject_unknown(f"option of search method {self.method!r}", self.options, [*known, *BUDGET], meant=MEANT)
         try:
-            return made(**self.options)
+            return search_class(**self.options)
         except TypeError as error:
             raise ConfigError(f"search method {self.method!r}: {error}") from None
 
@@ -124,9 +124,9 @@ class SearchConfig:
         method.check(params)
 
     def _class(self) -> type[Search]:
-        found = registry.load("searches", self.method)
-        registry.check_derives("searches", self.method, found, Search)
-        return found  # type: ignore[no-any-return]
+        search_class = registry.load("searches", self.method)
+        registry.check_derives("searches", self.method, search_class, Search)
+        return search_class  # type: ignore[no-any-return]
 
 
 GivenSearch = Mapping[str, Any] | str | SearchConfig
@@ -148,8 +148,8 @@ def _numbers(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float)
 
 
-def _budget(given: Mapping[str, Any]) -> SearchBudget:
-    tokens, seconds = (given.get(name) for name in BUDGET)
+def _budget(options: Mapping[str, Any]) -> SearchBudget:
+    tokens, seconds = (options.get(name) for name in BUDGET)
     if tokens is not None:
         integer("budget_tokens", tokens, 1)
     if seconds is not None:

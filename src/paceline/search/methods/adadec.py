@@ -81,7 +81,7 @@ class AdaDec(Search):
         self.kept = list(tried)
         ends, rows_of, stuck = list(tried), {}, set[int]()
         for depth in range(self.lookahead):
-            going = [i for i, one in enumerate(ends) if i not in stuck and not self._over(one, depth)]
+            going = [i for i, end in enumerate(ends) if i not in stuck and not self._over(end, depth)]
             if not going:
                 break
             rows = yield [ends[i] for i in going]
@@ -93,7 +93,7 @@ class AdaDec(Search):
                     ends[i] = ends[i].child(token, logprob)
                 else:
                     stuck.add(i)
-        means = [(one.logprob - first.logprob) / (one.length - first.length) for one in ends]
+        means = [(end.logprob - first.logprob) / (end.length - first.length) for end in ends]
         taken = max(range(len(tried)), key=lambda i: (i not in stuck, means[i]))
         return tried[taken], rows_of.get(taken)
 

@@ -72,14 +72,14 @@ class CautiousPrediction(Search):
         return floor(1 + (self.most - 1) * min(1.0, max(0.0, share)))
 
     def _best(self, trials: list[Branch], parent: Branch) -> Steps[Branch]:
-        def over(one: Branch) -> bool:
-            return self._ends_here(one.token) or one.length - parent.length >= self.longest
+        def over(trial: Branch) -> bool:
+            return self._ends_here(trial.token) or trial.length - parent.length >= self.longest
 
-        going = [i for i, one in enumerate(trials) if not (one.ended or over(one))]
-        made = yield from continued([trials[i] for i in going], going, until=over)
-        for i, one in zip(going, made, strict=True):
-            trials[i] = one
-        return max(trials, key=lambda one: (one.logprob - parent.logprob) / (one.length - parent.length))
+        going = [i for i, trial in enumerate(trials) if not (trial.ended or over(trial))]
+        grown = yield from continued([trials[i] for i in going], going, until=over)
+        for i, trial in zip(going, grown, strict=True):
+            trials[i] = trial
+        return max(trials, key=lambda trial: (trial.logprob - parent.logprob) / (trial.length - parent.length))
 
     def _ends_here(self, token: int) -> bool:
         if token not in self._ends:
