@@ -64,8 +64,7 @@ class Forest:
         Raises:
             PromptError: memory for keys and values that they do not fit into.
         """
-        if self._memory is not None:
-            self._memory.allocate_single_blocks(True)  # branches share what they have in common, however short it is
+        self._share_blocks()
         asked = set(branches)
         stay = asked | set(kept)
         near = [
@@ -95,6 +94,11 @@ class Forest:
             branch.forget_rules()
         self._shaped.intersection_update(stay)
         return logprobs_and_errors
+
+    def _share_blocks(self) -> None:
+        """Let branches share what they have in common, however short it is."""
+        if self._memory is not None:
+            self._memory.allocate_single_blocks(True)
 
     def room(self) -> int | None:
         """Blocks that prompts to come may take; None where caches are not counted."""
@@ -156,6 +160,7 @@ class Forest:
         Raises:
             PromptError: memory for keys and values that they do not fit into.
         """
+        self._share_blocks()
         self._open_prompts(prompts)
         fed: list[SequenceCache] = []
         pieces: list[list[int]] = []
