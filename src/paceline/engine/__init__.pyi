@@ -7,6 +7,10 @@ from .drafter_set import DrafterSet as DrafterSet
 from .driver import EngineDriver as EngineDriver
 from .driver import Turns as Turns
 from .driver import tell as tell
+from .embedding import POOLINGS as POOLINGS
+from .embedding import EmbeddingParams as EmbeddingParams
+from .embedding import EmbeddingRequestOutput as EmbeddingRequestOutput
+from .embedding import EmbeddingRun as EmbeddingRun
 from .fairness import FairQueue as FairQueue
 from .filling import fill_caches as fill_caches
 from .loop import Engine as Engine
