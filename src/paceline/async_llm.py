@@ -11,11 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from paceline.config import SamplingParams
+from paceline.config import EmbeddingParams, SamplingParams
 from paceline.engine import (
     Backend,
     DecodingWorker,
-    EmbeddingParams,
     EmbeddingRequestOutput,
     Mailbox,
     OutputAssembly,

@@ -26,11 +26,10 @@ from paceline.checkpoints import (
     read_config,
     resolve,
 )
-from paceline.config import EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
+from paceline.config import EmbeddingParams, EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion import DiffusionDriver, DiffusionEngine, check_kind
 from paceline.engine import (
     Backend,
-    EmbeddingParams,
     EmbeddingRequestOutput,
     EmbeddingRun,
     Engine,
@@ -47,6 +46,7 @@ from paceline.engine import (
     one_prompt,
     params_for,
     read_prompt,
+    readable,
     shaped,
     truncated,
 )
@@ -525,7 +525,7 @@ class LLM(metaclass=Named):
         return EmbeddingRun(
             self.runner,
             self._turns,
-            [params.prompt(one, info.max_context, info.vocab_size) for one in read],
+            [readable(one, params, info.max_context, info.vocab_size) for one in read],
             params,
             most_tokens=self.config.max_num_batched_tokens,
             most_texts=self.config.max_num_seqs,

@@ -10,23 +10,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Final
 
 import torch
 
-from paceline.config import ALL_DRAFTS
+from paceline.config import ALL_DRAFTS, EmbeddingParams
 from paceline.engine.driver import Turns
 from paceline.engine.prompts import ReadPrompt
 from paceline.errors import CapabilityError, NumericsError, PromptError
 from paceline.models import Runner, SequenceCache, memory_of
 from paceline.registry import ABILITIES
-from paceline.utils import choice, integer, need, shortened
-
-POOLINGS: Final = ("last", "mean")
-"""The state of a text's last token, or the mean of those of all its tokens."""
-
-WHOLE_CONTEXT: Final = -1
-"""`truncate_prompt_tokens` that keeps as many tokens as the model takes."""
+from paceline.utils import shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,82 +45,45 @@ class EmbeddingRequestOutput:
     finished: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingParams:
-    """How texts become embeddings.
+def readable(prompt: ReadPrompt, params: EmbeddingParams, most: int, vocab_size: int) -> ReadPrompt:
+    """The same prompt with the tokens that are read of it.
 
-    Attributes:
-        pooling: of `POOLINGS`.
-        normalize: to length 1.
-        dimensions: so many first numbers are kept, before that; None keeps all.
-        truncate_prompt_tokens: the last so many tokens of a text are read; -1 stands for the model's context; None
-            rejects texts that are longer than that.
+    Args:
+        most: as many tokens as the model takes.
     Raises:
-        ConfigError: a value outside its range.
+        PromptError: no tokens, too many, or ids outside the vocabulary; or it holds what has no meaning here.
     """
+    extras = {"prediction": bool(prompt.prediction), "speculative_config": prompt.drafts != ALL_DRAFTS}
+    for name in [name for name, given in {**extras, "inputs": bool(prompt.inputs.digest)}.items() if given]:
+        raise PromptError(f"{name} must be left out of a text that is embedded; nothing is decoded")
+    kept = params.most_tokens(most)
+    tokens = prompt.tokens if kept is None else prompt.tokens[-kept:]
+    if not tokens:
+        raise PromptError("the text is empty; give at least one token (or a tokenizer that adds a start token)")
+    for token in tokens:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise PromptError(f"token ids must be integers in 0..{vocab_size - 1}, got {shortened(token)}")
+    check_length(len(tokens), most)
+    return replace(prompt, tokens=tokens)
 
-    pooling: str = "last"
-    normalize: bool = True
-    dimensions: int | None = None
-    truncate_prompt_tokens: int | None = None
 
-    def __post_init__(self) -> None:
-        choice("pooling", self.pooling, POOLINGS)
-        need(isinstance(self.normalize, bool), "normalize", "be True or False", self.normalize)
-        if self.dimensions is not None:
-            integer("dimensions", self.dimensions, 1)
-        if self.truncate_prompt_tokens is not None:
-            integer("truncate_prompt_tokens", self.truncate_prompt_tokens, WHOLE_CONTEXT)
-            fine = self.truncate_prompt_tokens != 0
-            need(fine, "truncate_prompt_tokens", "be -1 or at least 1", self.truncate_prompt_tokens)
+def check_length(tokens: int, most: int) -> None:
+    """Reject a text of more tokens than the model takes.
 
-    def check_size(self, size: int) -> None:
-        """Reject `dimensions` beyond what embeddings have.
+    Raises:
+        PromptError: it has.
+    """
+    if tokens > most:
+        raise PromptError(
+            f"the text has {tokens} tokens, and the model takes {most}; shorten it, or give truncate_prompt_tokens (-1 "
+            "keeps as many as the model takes)"
+        )
 
-        Raises:
-            ConfigError: more than `size`.
-        """
-        if self.dimensions is not None:
-            integer("dimensions", self.dimensions, 1, size)
 
-    def prompt(self, prompt: ReadPrompt, most: int, vocab_size: int) -> ReadPrompt:
-        """The same prompt with the tokens that are read (`kept`).
-
-        Raises:
-            PromptError: as `kept`; or it holds what has no meaning here.
-        """
-        extras = {"prediction": bool(prompt.prediction), "speculative_config": prompt.drafts != ALL_DRAFTS}
-        for name in [name for name, given in {**extras, "inputs": bool(prompt.inputs.digest)}.items() if given]:
-            raise PromptError(f"{name} must be left out of a text that is embedded; nothing is decoded")
-        return replace(prompt, tokens=self.kept(prompt.tokens, most, vocab_size))
-
-    def kept(self, tokens: list[int], most: int, vocab_size: int) -> list[int]:
-        """The tokens of a text that are read.
-
-        Args:
-            most: as many as the model takes.
-        Raises:
-            PromptError: none, too many, or ids outside the vocabulary.
-        """
-        wanted = self.truncate_prompt_tokens
-        if not tokens:
-            raise PromptError("the text is empty; give at least one token (or a tokenizer that adds a start token)")
-        if wanted is not None:
-            tokens = tokens[-(most if wanted == WHOLE_CONTEXT else wanted) :]
-        for token in tokens:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise PromptError(f"token ids must be integers in 0..{vocab_size - 1}, got {shortened(token)}")
-        if len(tokens) > most:
-            raise PromptError(
-                f"the text has {len(tokens)} tokens, and the model takes {most}; shorten it, or give "
-                f"truncate_prompt_tokens ({WHOLE_CONTEXT}: its last {most})"
-            )
-        return tokens
-
-    def shaped(self, pooled: torch.Tensor) -> torch.Tensor:
-        """(n, dimensions) float32 embeddings of pooled states (n, hidden): cut, and then normalised."""
-        pooled = pooled.float()[:, : self.dimensions]
-        return torch.nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
+def shaped_embeddings(pooled: torch.Tensor, dimensions: int | None, *, normalize: bool) -> torch.Tensor:
+    """(n, dimensions) float32 embeddings of pooled states (n, hidden): cut, and then made as long as 1."""
+    pooled = pooled.float()[:, :dimensions]
+    return torch.nn.functional.normalize(pooled, dim=-1) if normalize else pooled
 
 
 @dataclass(slots=True)
@@ -154,7 +110,7 @@ class EmbeddingRun:
 
     Args:
         runner: of the model, whose turns these are.
-        prompts: texts, whose tokens were checked (`EmbeddingParams.prompt`).
+        prompts: texts, whose tokens were checked (`readable`).
         most_tokens, most_texts: of a pass.
         name: the outputs' ids begin with it.
     Raises:
@@ -218,13 +174,21 @@ class EmbeddingRun:
         """Give up what has not been read, as soon as nobody has a turn; never waits."""
         self._turns.soon(self._release)
 
-    def results(self) -> list[EmbeddingRequestOutput]:
-        """The embeddings, in the order of the texts, once all have been read."""
-        if not self._texts:
-            return []
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each text."""
+        return [len(text.tokens) for text in self._texts]
+
+    def vectors(self) -> torch.Tensor:
+        """(n, dimensions) float32 embeddings, in the order of the texts, once all have been read."""
         totals = torch.stack([_pooled(text) for text in self._texts])
         counts = torch.tensor([[len(text.tokens)] for text in self._texts])
-        vectors = self._params.shaped(totals / counts if self._params.pooling == "mean" else totals).tolist()
+        params, pooled = self._params, totals / counts if self._params.pooling == "mean" else totals
+        return shaped_embeddings(pooled, params.dimensions, normalize=params.normalize)
+
+    def results(self) -> list[EmbeddingRequestOutput]:
+        """The same as vLLM gives it."""
+        vectors = self.vectors().tolist()
         return [
             EmbeddingRequestOutput(f"{self._name}-{i}", prompt.text, prompt.tokens, EmbeddingOutput(vector))
             for i, (prompt, vector) in enumerate(zip(self._prompts, vectors, strict=True))
