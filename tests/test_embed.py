@@ -216,6 +216,45 @@ def test_a_stream_has_the_same_tokens_while_texts_are_embedded(folder: Path) -> 
     assert not all(ended), "a control: they ran side by side"
 
 
+def test_calls_side_by_side_have_one_long_text_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def all_at_once() -> tuple[int, int, list[torch.Tensor]]:
+        async with AsyncLLM(folder, dtype="float32", profile=False, max_num_batched_tokens=CHUNK) as model:
+            memory, most = memory_of(model.llm.runner), list[int]()
+            assert memory is not None
+            extend = model.llm.runner.extend
+
+            def counted(*arguments: Any, **more: Any) -> Any:
+                found = extend(*arguments, **more)
+                most.append(memory.used)
+                return found
+
+            monkeypatch.setattr(model.llm.runner, "extend", counted)
+            found = await asyncio.gather(*(model.embed([[5 + i] * 120] * 2) for i in range(4)))
+            return max(most), memory.blocks_for(120), [numbers(one) for one in found]
+
+    most, of_one, found = asyncio.run(all_at_once())
+    assert 0 < most <= 3 * of_one  # a sequence may keep room to grow in
+    assert most < 4 * of_one, "what four texts would need"
+    assert off(found[0], found[1]) > 100 * TOLERANCE
+
+
+def test_a_text_must_fit_into_the_memory(folder: Path) -> None:
+    with LLM(folder, dtype="float32", profile=False, kv_cache_memory_bytes=2**14) as small:
+        memory = memory_of(small.runner)
+        assert memory is not None
+        room = memory.capacity * memory.block_size
+        assert 8 <= room < 120
+        with pytest.raises(PromptError, match="kv_cache_memory_bytes"):
+            small.embed([[5] * 120])
+        params, text = SamplingParams(temperature=0.0, max_tokens=room - 8, ignore_eos=True), [7] * room
+        expected, alone = small.generate([[5, 6, 7]], params)[0].outputs[0].token_ids, numbers(small.embed([text]))
+        tokens = list[int]()
+        for chunk in small.stream([5, 6, 7], params):  # which fills the memory by itself
+            tokens += chunk.token_ids
+            assert off(numbers(small.embed([text])), alone) < TOLERANCE
+        assert tokens == list(expected)
+
+
 def test_a_cancelled_call_gives_its_memory_back(folder: Path) -> None:
     async def cancelled() -> tuple[int, int]:
         async with AsyncLLM(folder, dtype="float32", profile=False, max_num_batched_tokens=2) as model:

@@ -109,8 +109,8 @@ class AsyncLLM:
     ) -> list[EmbeddingRequestOutput]:
         """The embedding of each text, as `LLM.embed` gives it.
 
-        Calls take turns, a pass of the model at a time, with each other and with the requests that are decoded; one
-        that is cancelled ends before its next pass.
+        Passes over texts and steps of decoding take turns, and so do calls, of which one at a time has a long text in
+        memory. One that is cancelled ends before its next pass.
 
         Raises:
             PromptError, ConfigError, CapabilityError: before anything runs.
@@ -122,7 +122,7 @@ class AsyncLLM:
         loop = asyncio.get_running_loop()
         try:
             while not run.ended:
-                await loop.run_in_executor(self._embedder, run.step)
+                await loop.run_in_executor(self._embedder, run.read_on)
         finally:
             run.close()
         return run.results()

@@ -18,7 +18,7 @@ from serving.conftest import Live, comes, serve
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from paceline import LLM, AsyncLLM
-from paceline.serving.encoders import PoolingSpec
+from paceline.serving.encoders import EncoderThread, PoolingSpec
 
 PATH = "/v1/embeddings"
 TOLERANCE = 1e-5
@@ -290,6 +290,14 @@ def test_pairs_are_scored(full: Live, cross: Path) -> None:
     assert full.error("/rerank", query="x", documents=[])["param"] == "documents"
     assert full.error("/rerank", query="x", documents=["y"], max_tokens_per_doc=5)["param"] == "max_tokens_per_doc"
     assert full.error("/rerank", 404, query="x", documents=["y"], model="bundled")["code"] == "model_not_found"
+
+
+def test_a_long_query_beside_many_documents_is_counted_with_each(full: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EncoderThread, "tokens", lambda *_, **__: pytest.fail("a tokenizer was asked"))
+    query = "word1 " * 5000
+    error = full.error("/rerank", query=query, documents=["x"] * 600)
+    assert "16777216 characters together, got 18000600" in error["message"]
+    assert error["param"] == "documents"
 
 
 def test_without_a_cross_encoder_cosines_rank(cosines: Live, encoder: Path) -> None:

@@ -116,6 +116,7 @@ class EmbeddingRun:
     Raises:
         CapabilityError: the runner does not give states of its layers.
         ConfigError: more dimensions than the model has.
+        PromptError: a text that does not fit into the memory for keys and values.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class EmbeddingRun:
                 f"embed needs a model that {ABILITIES['taps']}; {runner.info.name} is not one as it runs here"
             )
         params.check_size(runner.info.hidden_size)
+        _check_room(runner, max((len(prompt.tokens) for prompt in prompts), default=0))
         self._runner, self._turns, self._params, self._name = runner, turns, params, name
         self._prompts, self._texts = prompts, [_Text(prompt.tokens) for prompt in prompts]
         self._unread, self._closed = deque(self._texts), False
@@ -169,6 +171,19 @@ class EmbeddingRun:
                 raise
             while self._unread and not self._unread[0].left:
                 self._let_go(self._unread.popleft())
+
+    def read_on(self) -> None:
+        """Passes, each in a turn of its own, until no text is half read: one at least, unless all have been read. A run
+        that is closed meanwhile ends before its next pass.
+
+        Where many runs share a model, whoever lets one at a time do this has the sequence of one text in memory.
+
+        Raises:
+            NumericsError: as `step`.
+        """
+        self.step()
+        while self._unread and self._unread[0].cache is not None:
+            self.step()
 
     def close(self) -> None:
         """Give up what has not been read, as soon as nobody has a turn; never waits."""
@@ -237,6 +252,20 @@ class EmbeddingRun:
         self._closed = True
         for text in self._texts:
             self._let_go(text)
+
+
+def _check_room(runner: Runner, longest: int) -> None:
+    """Reject a text that could not be in memory, whatever else is.
+
+    Raises:
+        PromptError: the memory for keys and values is smaller.
+    """
+    memory = memory_of(runner)
+    if memory is not None and memory.blocks_for(longest) > memory.capacity:
+        raise PromptError(
+            f"the text has {longest} tokens, but the memory for keys and values holds "
+            f"{memory.capacity * memory.block_size}; shorten it, or raise kv_cache_memory_bytes"
+        )
 
 
 def _pooled(text: _Text) -> torch.Tensor:

@@ -74,7 +74,7 @@ class DecoderEmbedder:
         self._llm, self._jobs, self._service, self._places = model.llm, jobs, service, Places(1)
 
     async def embed(self, texts: Sequence[Text], params: EmbeddingParams, field: str, *, special: bool) -> Vectors:
-        """See `Embedder.embed`. Keys take turns, a pass of the model at a time."""
+        """See `Embedder.embed`. Keys take turns; one text at a time is in memory between two passes of the model."""
         async with self._jobs.turn([text for text in texts if isinstance(text, str)]):
             prompts = await asyncio.to_thread(lambda: [self._tokens(text, special=special) for text in texts])
         run = await asyncio.to_thread(self._llm.embedding_run, prompts, params)
@@ -82,7 +82,7 @@ class DecoderEmbedder:
             count = self._service.check_tokens(run.lengths, field)
             while not run.ended:
                 async with self._places.place():
-                    await asyncio.to_thread(run.step)
+                    await asyncio.to_thread(run.read_on)
         finally:
             run.close()
         return Vectors(run.vectors(), count)

@@ -26,6 +26,9 @@ from paceline.utils import one_line, shortened
 MOST_PADDED: Final = 4096
 """So many tokens, padding included, are encoded in a pass; a text that has more is alone in one."""
 
+PART: Final = 2**17
+"""So many characters, or token ids, are given to a tokenizer before others have a turn; a text is never divided."""
+
 Json = dict[str, Any]
 Result = TypeVar("Result")
 Text = str | list[int]
@@ -189,14 +192,21 @@ class EncoderThread:
         Raises:
             PromptError: a text that is empty or too long, or ids outside the vocabulary.
         """
-        fields = await self.ask(lambda: [self._fields(text, kept, special=special) for text in texts])
-        for one in fields:
-            check_length(len(one["input_ids"]), self.most_tokens)
+        fields: list[Json] = []
+        for part in _parts(texts):
+            fields += await self.ask(partial(self._all_fields, part, kept, special=special))
         return fields
 
     def close(self) -> None:
         """End the thread behind what it does at present."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _all_fields(self, texts: Sequence[Text | tuple[str, str]], kept: int | None, *, special: bool) -> list[Json]:
+        found = []
+        for text in texts:
+            found.append(self._fields(text, kept, special=special))
+            check_length(len(found[-1]["input_ids"]), self.most_tokens)
+        return found
 
     def _fields(self, text: Text | tuple[str, str], kept: int | None, *, special: bool) -> Json:
         if isinstance(text, list):
@@ -259,6 +269,20 @@ def _positions(config: Any) -> int | None:
     most: int | None = getattr(config, "max_position_embeddings", None)
     offset = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet") else 0
     return None if most is None else most - offset
+
+
+def _parts(texts: Sequence[Text | tuple[str, str]]) -> Iterator[list[Text | tuple[str, str]]]:
+    """Yield texts, those together that take the tokenizer little time."""
+    part: list[Text | tuple[str, str]] = []
+    room = PART
+    for text in texts:
+        part.append(text)
+        room -= len(text[0]) + len(text[1]) if isinstance(text, tuple) else len(text)
+        if room <= 0:
+            yield part
+            part, room = [], PART
+    if part:
+        yield part
 
 
 def _batches(fields: Sequence[Json]) -> Iterator[list[int]]:

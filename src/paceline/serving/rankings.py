@@ -26,6 +26,9 @@ NO_MODEL: Final = (
     "texts are not ranked here; start the server with --rerank-model, or with --embedding-model for cosines"
 )
 
+MOST_CHARACTERS: Final = 2**24
+"""Of all pairs, in each of which a query counts anew: a short body may hold many pairs with one long query."""
+
 Json = dict[str, Any]
 Pair = tuple[str, str]
 
@@ -101,6 +104,9 @@ class CrossJudge:
 
     async def scores(self, pairs: Sequence[Pair], kept: int | None, field: str) -> tuple[list[float], int]:
         """See `Judge.scores`."""
+        if (length := sum(len(one) + len(other) for one, other in pairs)) > MOST_CHARACTERS:
+            why = f"pairs of texts may have {MOST_CHARACTERS} characters together, got {length}"
+            raise ApiError(why, param=field)
         thread = self._encoder.thread
         params = EmbeddingParams(truncate_prompt_tokens=kept)
         fields = await thread.tokens(pairs, params.most_tokens(thread.most_tokens))
