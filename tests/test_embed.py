@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import tiny_checkpoint
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForCausalLM, GPTNeoXConfig, MistralConfig
 
 from paceline import LLM, AsyncLLM, CapabilityError, ConfigError, PromptError, SamplingParams
 from paceline.models import memory_of
@@ -89,6 +90,41 @@ def test_embeddings_are_the_pooled_states_of_transformers(llm: LLM, reference: R
         [unit(reference.pooled(text, pooling, norm=False)) for text in TEXTS],
     ):
         assert off(numbers(found), torch.stack(wrong)) > 100 * TOLERANCE
+
+
+def write_family(folder: Path, config: Any) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    for name in tiny_checkpoint.TOKENIZER:
+        shutil.copy(tiny_checkpoint.TARGET / name, folder)
+    return folder
+
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 6144, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 128, "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (MistralConfig(**SHAPE, num_key_value_heads=1, sliding_window=8), {}),
+        (MistralConfig(**SHAPE, num_key_value_heads=1, sliding_window=8), {"exactness": "strict"}),
+        (GPTNeoXConfig(**SHAPE), {}),
+    ],
+    ids=["sliding windows", "strict", "transformers"],
+)
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_other_runners_give_the_same_states(tmp_path: Path, config: Any, options: Any, pooling: str) -> None:
+    folder = write_family(tmp_path, config)
+    model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    with LLM(folder, dtype="float32", profile=False, max_num_batched_tokens=CHUNK, **options) as llm:
+        found = numbers(llm.embed(TEXTS, pooling=pooling))
+    with torch.inference_mode():
+        states = [model(torch.tensor([text])).last_hidden_state[0] for text in TEXTS]
+    expected = torch.stack([unit(one[-1] if pooling == "last" else one.mean(0)) for one in states])
+    assert off(found, expected) < TOLERANCE
 
 
 def test_texts_in_any_order_and_company_have_the_same_embeddings(llm: LLM) -> None:
