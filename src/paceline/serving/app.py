@@ -80,11 +80,11 @@ class Service:
     def __init__(self, model: AsyncLLM, names: Sequence[str], jobs: JobFactory, config: ServerConfig) -> None:
         self.model, self.names, self.jobs, self.config = model, list(names), jobs, config
         self.metrics = Metrics(model, self.names[0] if config.vllm_metrics else None)
-        self.text_models = TextModels(config)
         self.slots, self.grammars, self.started = Slots(config), Grammars(), int(time.time())
         self.store = ResponseStore(
             config.response_file, config.max_response_bytes, config.max_response_age, self.metrics.store_failed
         )
+        self.text_models = TextModels(config)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
