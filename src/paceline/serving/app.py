@@ -29,6 +29,7 @@ from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
 from paceline.serving.jobs import JobFactory, PromptJob
 from paceline.serving.limits import HEALTH, LIVE, Slots, read_keys, read_text
+from paceline.serving.llama import LlamaRoutes
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
 from paceline.serving.page import LivePage
@@ -216,7 +217,9 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
     app.router.route_class, app.state.readers = BodyRoute, Places(READERS)
     _add_errors(app, service)
-    routes = Routes(service)
+    llama = LlamaRoutes(service.answer, model, names[0], jobs=service.jobs, slots=service.slots, config=config)
+    llama.add(app)
+    routes = Routes(service, llama)
     routes.add(app)
     ResponseRoutes(routes.conversation, service.store).add(app)
     MessageRoutes(routes.conversation, service.jobs).add(app)
@@ -252,8 +255,8 @@ def _add_errors(app: FastAPI, service: Service) -> None:
 class Routes:
     """Handles the routes of OpenAI's chats, completions and models, and those that tell how the server is."""
 
-    def __init__(self, service: Service) -> None:
-        self._service, self._llm = service, service.model.llm
+    def __init__(self, service: Service, llama: LlamaRoutes) -> None:
+        self._service, self._llm, self._llama = service, service.model.llm, llama
         info = self._llm.backend.info
         self._context, self._vocab_size = info.max_context, info.vocab_size
 
@@ -314,6 +317,8 @@ class Routes:
     async def tokenize(self, request: TokenizeRequest, http: Request) -> Response:
         """Answer with the tokens of a prompt, or of a conversation as the template renders it."""
         self._service.check_model(request.model)
+        if request.content is not None:
+            return await self._llama.tokenize(request, http)
         if (request.prompt is None) == (request.messages is None):
             raise ApiError("give one of prompt and messages", param="prompt")
         tokenizer, jobs = self._llm.tokenizer, self._service.jobs
@@ -344,12 +349,12 @@ class Routes:
         with self._service.slots.slot(http.scope["owner"], 0):
             async with self._service.jobs.turn(""):
                 text = await asyncio.to_thread(self._llm.tokenizer.decode, request.tokens, False)
-        return await large_response({"prompt": text})
+        return await large_response({"prompt": text, "content": text})
 
     async def health(self) -> Response:
         """Answer 200 as long as requests are answered, and tell what has failed."""
         closed, faults = self._llm.closed, self._service.model.faults
-        answer: Json = {"status": "closed" if closed else "ready", "faults": faults}
+        answer: Json = {"status": "closed" if closed else "ok", "faults": faults}
         answer["response_store_failures"] = self._service.metrics.store_failures
         answer["response_store_error"] = self._service.store.fault or None
         return json_response(answer, 503 if closed else 200)

@@ -224,7 +224,8 @@ class NotReady:
         if path == LIVE:
             await reply(send, 200, {"status": "live"})
         elif path in HEALTH:
-            await reply(send, 503, {"status": self.doing}, AGAIN)
+            told = {"code": 503, "message": f"The server is {self.doing}.", "type": "unavailable_error"}
+            await reply(send, 503, {"status": self.doing, "error": told}, AGAIN)
         else:
             why = f"the server is not ready yet, it is {self.doing}; try again later"
             await refuse(send, ApiError(why, status=503, code="not_ready", headers=AGAIN), path)

@@ -19,9 +19,10 @@ from paceline.utils import same
 Json = dict[str, Any]
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat", "completions", "responses", "messages"
+LLAMA: Final = "llama-server"
 OPENAI: Final = (CHAT, COMPLETIONS, RESPONSES)
-DRAWN: Final = (CHAT, COMPLETIONS)
-ALL: Final = (*OPENAI, MESSAGES)
+DRAWN: Final = (CHAT, COMPLETIONS, LLAMA)
+ALL: Final = (*OPENAI, MESSAGES, LLAMA)
 
 MOST_LETTERS: Final = 64
 """So many letters of a field's name that nobody knows are told in messages."""
@@ -171,6 +172,7 @@ TABLE: Final = (
             "id_slot": NUMBER,
             "slot_id": NUMBER,
             "n_keep": NUMBER,
+            "n_discard": NUMBER,
             "n_cache_reuse": NUMBER,
             "sse_ping_interval": NUMBER,
             "keep_alive": ANY,
@@ -227,7 +229,7 @@ TABLE: Final = (
     ),
     Group(DRAWN, {"repeat_last_n": NO_PENALTY}, "penalties count the whole text"),
     Group(DRAWN, {"penalize_nl": (False,)}, RULES),
-    Group(DRAWN, {"n_indent": (0,), "t_max_predict_ms": (0, -1)}, "this is not built"),
+    Group(DRAWN, {"n_indent": (0,), "t_max_prompt_ms": (0, -1), "t_max_predict_ms": (0, -1)}, "this is not built"),
     Group(DRAWN, {"lora": ([],)}, "an adapter is loaded with the server, by --lora"),
     Group(DRAWN, {"options": ({},), "extra_body": ({},)}, "give what is in it beside the other fields"),
     Group(DRAWN, {"num_ctx": ()}, "the operator sets it with --max-model-len"),

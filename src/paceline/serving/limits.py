@@ -30,7 +30,7 @@ PAGE_FILES: Final = ("page.css", "page.js", "explain.css", "tree.js")
 LIVE: Final = "/health/live"
 """Answered 200 as long as the process can answer."""
 
-HEALTH: Final = ("/health", "/health/ready")
+HEALTH: Final = ("/health", "/health/ready", "/v1/health")
 """Answered 200 while requests are."""
 
 OPEN: Final = (*HEALTH, LIVE, "/", *(f"/static/{name}" for name in PAGE_FILES))
