@@ -52,7 +52,8 @@ def test_until_the_model_is_there_the_server_says_what_it_waits_for() -> None:
         assert http.get("/health/live").status_code == 200
         for path in ("/health", "/health/ready"):
             found = http.get(path)
-            assert (found.status_code, found.json()) == (503, {"status": "loading the model"})
+            assert (found.status_code, found.json()["status"]) == (503, "loading the model")
+            assert found.json()["error"]["type"] == "unavailable_error", "as llama-server"
             assert int(found.headers["retry-after"]) > 0
         told.doing = "warming up"
         assert http.get("/health").json() == {"status": "warming up"}

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from importlib.util import find_spec
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -18,10 +19,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from paceline.async_llm import AsyncLLM
 from paceline.config import ServerConfig
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.serving.answers import ChatAnswer, CompletionAnswer
 from paceline.serving.api_errors import ApiError, ErrorAnswer, internal_error
+from paceline.serving.batch_routes import BatchRoutes
+from paceline.serving.batch_runs import BatchRuns, Room
+from paceline.serving.batch_store import BatchStore
 from paceline.serving.bodies import READERS, BodyRoute
 from paceline.serving.chat import constrained_by
 from paceline.serving.entrance import Entrance, guarded
@@ -179,13 +183,18 @@ def check_files(config: ServerConfig) -> None:
     """Read the files that a configuration names, so that what is wrong with one is told before a model is loaded.
 
     Raises:
-        ConfigError: a file of keys, of a template or of stored responses that cannot be read.
+        ConfigError: a file of keys, of a template or of stored responses that cannot be read; a folder of batches that
+            cannot be used.
     """
     read_keys(config)
     if config.chat_template is not None:
         read_text("chat_template", config.chat_template)
     if config.response_file is not None:
         ResponseStore(config.response_file, config.max_response_bytes, config.max_response_age).close()
+    if config.batch_folder is not None:
+        if find_spec("python_multipart") is None:
+            raise ConfigError("batch_folder needs python-multipart; pip install 'paceline[serve]'")
+        BatchStore(config.batch_folder).close()
 
 
 def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
@@ -195,7 +204,8 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
         model: loaded; it is not closed here.
         config: its address is not used here.
     Raises:
-        ConfigError: a file of keys, of a template or of stored responses that cannot be read.
+        ConfigError: a file of keys, of a template or of stored responses that cannot be read; a folder of batches that
+            cannot be used.
     """
     config = config or ServerConfig()
     template = None if config.chat_template is None else read_text("chat_template", config.chat_template)
@@ -205,14 +215,20 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         ready = asyncio.create_task(service.jobs.get_ready())
+        if runs is not None:
+            runs.resume()
         gc.freeze()  # a search of the model's and the libraries' objects for garbage would hold the loop
         yield
         gc.unfreeze()
         ready.cancel()
         await asyncio.gather(ready, return_exceptions=True)
+        if runs is not None:
+            await runs.close()
         for workers in (service.grammars.workers, service.jobs.workers):
             await workers.close()
         service.store.close()
+        if batches is not None:
+            batches.close()
 
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
     app.router.route_class, app.state.readers = BodyRoute, Places(READERS)
@@ -224,7 +240,17 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     ResponseRoutes(routes.conversation, service.store).add(app)
     MessageRoutes(routes.conversation, service.jobs).add(app)
     LivePage(model, names[0], service.slots, config).add(app)
-    return guarded(FieldNotes(app, lenient=config.lenient_fields), config, service.metrics.refused)
+    noted = FieldNotes(app, lenient=config.lenient_fields)
+    batches = None if config.batch_folder is None else BatchStore(config.batch_folder)
+    runs = None if batches is None else _batch_runs(batches, noted, service)
+    BatchRoutes(batches, runs, config).add(app)
+    return guarded(noted, config, service.metrics.refused)
+
+
+def _batch_runs(store: BatchStore, app: FieldNotes, service: Service) -> BatchRuns:
+    """Return what answers batches by the application, whose live requests leave them room."""
+    room = Room(service.slots.running.total, lambda: service.model.llm.backend.gauges().max_running)
+    return BatchRuns(store, app, room, service.config.max_batch_requests, service.metrics.refused)
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
