@@ -222,6 +222,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
         gc.unfreeze()
         ready.cancel()
         await asyncio.gather(ready, return_exceptions=True)
+        await responses.close()
         if runs is not None:
             await runs.close()
         for workers in (service.grammars.workers, service.jobs.workers):
@@ -237,7 +238,8 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     llama.add(app)
     routes = Routes(service, llama)
     routes.add(app)
-    ResponseRoutes(routes.conversation, service.store).add(app)
+    responses = ResponseRoutes(routes.conversation, service.store)
+    responses.add(app)
     MessageRoutes(routes.conversation, service.jobs).add(app)
     LivePage(model, names[0], service.slots, config).add(app)
     noted = FieldNotes(app, lenient=config.lenient_fields)

@@ -23,6 +23,7 @@ from paceline.serving.request_log import CLOSED, LogFields
 logger = logging.getLogger("paceline.serving")
 
 RESPONSES: Final = "/v1/responses"
+COMPACT: Final = f"{RESPONSES}/compact"
 STREAM: Final = b"text/event-stream"
 
 OPEN_WHILE_DRAINING: Final = (LIVE, "/metrics")

@@ -239,8 +239,7 @@ TABLE: Final = (
         {"do_sample": (), "transforms": ([],), "plugins": ([],), "models": ([],), "provider": ({},)},
         "this server has no such choice",
     ),
-    Group((RESPONSES,), {"background": (False,)}, "stream it, or wait for it"),
-    Group((RESPONSES,), {"background_options": ({}, {"completion_window": "soonest"})}, "there is no background"),
+    Group((RESPONSES,), {"background_options": ({}, {"completion_window": "soonest"})}, "it begins at once"),
     Group((RESPONSES,), {"max_tool_calls": NUMBER}, "it counts tools that a server runs, and this one runs none"),
     Group((RESPONSES,), {"context_management": ([],)}, "nothing is taken out of the context"),
     Group((RESPONSES,), {"image": ANY, "access_programs": ({},)}, "only a hosted service has it"),
@@ -329,7 +328,6 @@ INSIDE: Final[Mapping[str, str]] = {
     "reasoning.mode": "the model settles it",
     "output_config.task_budget": "max_tokens limits the whole output",
     "thinking.display": "thoughts come whole",
-    "input.encrypted_content": "thoughts come in the open, and are taken back so",
 }
 """Keys inside other fields -> why they are rejected."""
 
