@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import io
 import json
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from command import Command
 from serving.conftest import Live, comes, serve, slowed
 
 from paceline import LLM, AsyncLLM
+from paceline.batch import ResultFile
 from paceline.config import ServerConfig
 from paceline.errors import ConfigError
 from paceline.serving import check_files
@@ -231,6 +236,74 @@ def test_a_batch_goes_on_after_a_stop(openai: Any, llm: LLM, tmp_path: Path) -> 
         assert not (tmp_path / "files" / "file-000.jsonl").exists()
     with serving(AsyncLLM(llm), batch_folder=str(tmp_path), api_key=keys) as live:
         assert client_of(openai, live).batches.retrieve(batch.id).status == "completed"
+
+
+@contextmanager
+def process(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server of its own, once it is ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "paceline", "serve", "--port", port, "--batch-folder", str(folder), "-s", "null"]
+    with (folder.parent / "log").open("ab") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        assert comes(lambda: server.poll() is not None or _ready(url))
+        yield server, url
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_batch_goes_on_after_a_kill(openai: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    lines = [line(number, max_tokens=60, ignore_eos=True) for number in range(60)]
+    with process(folder) as (server, url):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+        batch = begun(client, *lines)
+        assert comes(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 2)
+        server.kill()
+        server.wait()
+    written = [path.read_bytes() for path in (folder / "files").glob("*.jsonl")]
+    (before,) = [text for text in written if b"batch_req_" in text]
+    whole = before.splitlines(keepends=True)
+    assert 2 <= len(whole) < 60, "control: it was killed in the middle"
+    with process(folder) as (_, url):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+        batch = ended(client, batch)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 60)
+        text = client.files.content(batch.output_file_id).content
+        assert {one for one in whole if one.endswith(b"\n")} <= set(text.splitlines(keepends=True))
+        assert len(answers(client, batch.output_file_id)) == 60
+
+
+def test_a_full_disk_fails_the_batch_and_leaves_what_was_answered(
+    openai: Any, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, count = ResultFile.append, 0
+
+    def append(self: ResultFile, lines: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 2:
+            raise ConfigError(f"{str(self.path)!r} cannot be written (No space left on device); make room")
+        real(self, lines)
+
+    monkeypatch.setattr(ResultFile, "append", append)
+    with serving(AsyncLLM(llm), batch_folder=str(tmp_path)) as live:
+        client = client_of(openai, live)
+        batch = ended(client, begun(client, *(line(number, max_tokens=number + 1) for number in range(40))))
+        assert batch.status == "failed"
+        assert batch.errors.data[0].message.startswith("the file cannot be written (No space left")
+        assert len(answers(client, batch.output_file_id)) >= 2
 
 
 def test_replicas_take_no_folder(

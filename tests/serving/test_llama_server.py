@@ -213,6 +213,19 @@ def test_errors_of_infill_name_its_fields(coder: Live) -> None:
     assert coder.error(INFILL, input_prefix="a", samplers=["infill"])["param"] == "samplers"
 
 
+def test_what_editors_send_is_answered_where_the_operator_is_lenient(coder: Live) -> None:
+    body = {"id_slot": 0, "input_prefix": "a", "input_suffix": "b", "input_extra": [], "prompt": "", "n_predict": 4,
+            "stop": [], "n_indent": 4, "top_k": 40, "top_p": 0.9, "stream": False, "cache_prompt": True,
+            "samplers": ["top_k", "top_p", "infill"], "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+            "response_fields": ["content", "timings/predicted_n", "stop_type"]}  # fmt: skip
+    assert coder.post(INFILL, **body).status_code == 400
+    for lenient in serve(coder.model, lenient_fields=True):
+        answer = lenient.post(INFILL, **body)
+        assert answer.json().keys() == {"content", "predicted_n", "stop_type"}
+        ignored = set(answer.headers["x-ignored-fields"].split(", "))
+        assert ignored == {"n_indent", "samplers", "t_max_prompt_ms", "t_max_predict_ms"}
+
+
 @pytest.mark.parametrize("number", range(len(SPELLINGS)))
 def test_every_spelling_is_found_in_a_vocabulary(tmp_path: Path, number: int) -> None:
     marks = SPELLINGS[number]

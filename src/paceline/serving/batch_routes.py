@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, Response
 from pydantic import Field
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import ClientDisconnect
 
 from paceline.config import ServerConfig
 from paceline.serving.api_errors import ApiError
@@ -90,18 +91,13 @@ class BatchRoutes:
     async def upload(self, http: Request) -> Response:
         """Keep a file of requests."""
         store = self._store
-        async with http.form(max_files=1, max_fields=8) as form:
-            for name in form:
-                if name not in ("file", "purpose"):
-                    raise ApiError(f"{name[:64]} is not supported; leave it out", param=name, code="unsupported_field")
-            file, purpose = form.get("file"), form.get("purpose")
-            if purpose != "batch":
-                given = "nothing" if purpose is None else shortened(str(purpose))
-                raise ApiError(f"purpose must be batch, got {given}", param="purpose")
-            if not isinstance(file, UploadFile):
-                raise ApiError("file must be a file", param="file")
-            filename = (file.filename or "file.jsonl")[:MAX_NAME]
-            told = await asyncio.to_thread(store.add_file, http.scope["owner"], filename, file.file, self._most)
+        try:
+            async with http.form(max_files=1, max_fields=8) as form:
+                file = _uploaded(form)
+                filename = (file.filename or "file.jsonl")[:MAX_NAME]
+                told = await asyncio.to_thread(store.add_file, http.scope["owner"], filename, file.file, self._most)
+        except ClientDisconnect:
+            raise ApiError("the body did not arrive") from None
         return json_response(told)
 
     async def list_files(self, http: Request) -> Response:
@@ -161,6 +157,24 @@ class BatchRoutes:
             raise ApiError(f"the batch {name} is {status}; only what runs can be cancelled", status=409,
                            param="batch_id", code="batch_not_running")  # fmt: skip
         return json_response(record["told"])
+
+
+def _uploaded(form: FormData) -> UploadFile:
+    """Return the file of a form.
+
+    Raises:
+        ApiError: it holds something else, or is not for a batch.
+    """
+    for name in form:
+        if name not in ("file", "purpose"):
+            raise ApiError(f"{name[:64]} is not supported; leave it out", param=name, code="unsupported_field")
+    file, purpose = form.get("file"), form.get("purpose")
+    if purpose != "batch":
+        given = "nothing" if purpose is None else shortened(str(purpose))
+        raise ApiError(f"purpose must be batch, got {given}", param="purpose")
+    if not isinstance(file, UploadFile):
+        raise ApiError("file must be a file", param="file")
+    return file
 
 
 def _page(http: Request, items: list[Json], names: tuple[str, ...], most: int) -> Json:

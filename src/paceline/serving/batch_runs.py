@@ -209,27 +209,27 @@ class BatchRuns:
             raise
         return requests
 
-    async def _end(self, record: Json, status: str) -> None:
-        """Give the owner the files of a batch that has ended."""
+    async def _end(self, record: Json, status: str, **more: Any) -> None:
+        """Give the owner the files of a batch that has ended; what cannot be kept is logged.
+
+        Args:
+            more: that is told of it.
+        """
 
         def ended() -> None:
             owner, told = record["owner"], record["told"]
-            output = self._store.publish(owner, record["output"], f"{told['id']}_output.jsonl")
-            failures = self._store.publish(owner, record["failures"], f"{told['id']}_error.jsonl")
-            now = int(time.time())
-            self._store.change_batch(
-                record, status=status, output_file_id=output, error_file_id=failures, **{f"{status}_at": now}
-            )
+            more["output_file_id"] = self._store.publish(owner, record["output"], f"{told['id']}_output.jsonl")
+            more["error_file_id"] = self._store.publish(owner, record["failures"], f"{told['id']}_error.jsonl")
+            self._store.change_batch(record, status=status, **more, **{f"{status}_at": int(time.time())})
 
-        await asyncio.to_thread(ended)
+        try:
+            await asyncio.to_thread(ended)
+        except ApiError as error:
+            logger.error("batch %s has ended, but its record cannot be kept: %s", record["told"]["id"], error)
 
     async def _fail(self, record: Json, why: str) -> None:
-        path = self._store.path(record["told"]["input_file_id"])
-        error = {
-            "code": "batch_failed",
-            "line": None,
-            "message": why.replace(repr(str(path)), "the file"),
-            "param": None,
-        }
-        told = {"status": "failed", "failed_at": int(time.time()), "errors": {"object": "list", "data": [error]}}
-        await asyncio.to_thread(self._store.change_batch, record, **told)
+        """Tell why a batch has failed, without the server's paths."""
+        for name in (record["told"]["input_file_id"], record["output"], record["failures"]):
+            why = why.replace(repr(str(self._store.path(name))), "the file")
+        error = {"code": "batch_failed", "line": None, "message": why, "param": None}
+        await self._end(record, "failed", errors={"object": "list", "data": [error]})
