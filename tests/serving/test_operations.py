@@ -56,7 +56,7 @@ def test_until_the_model_is_there_the_server_says_what_it_waits_for() -> None:
             assert found.json()["error"]["type"] == "unavailable_error", "as llama-server"
             assert int(found.headers["retry-after"]) > 0
         told.doing = "warming up"
-        assert http.get("/health").json() == {"status": "warming up"}
+        assert http.get("/health").json()["status"] == "warming up"
         found = http.post(COMPLETIONS, json={"prompt": "a"}, headers=key)
         assert (found.status_code, found.json()["error"]["code"]) == (503, "not_ready")
         assert "warming up" in found.json()["error"]["message"]
