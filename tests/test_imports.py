@@ -23,6 +23,8 @@ FLOORS = (
     {"checkpoints"},
     {"models.inputs"},
     {"models.base", "models.denoiser_base", "models.loading"},
+    {"models.block_memory"},
+    {"models.abilities", "models.checks"},
     {"models.cpu", "models.cuda"},
     {"models.state"},
     {"models.attention"},

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from paceline.config import SamplingParams
+from paceline.config import EmbeddingParams, SamplingParams
 from paceline.engine import (
     Backend,
     DecodingWorker,
+    EmbeddingRequestOutput,
     Mailbox,
     OutputAssembly,
     Prompt,
@@ -95,6 +98,40 @@ class AsyncLLM:
         text, tokens = self.llm.tokenizer.encode_chat(messages, **names)
         return self._assembled(*self.llm.request(ReadPrompt(text, tokens, []), sampling_params))
 
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "last",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The embedding of each text, as `LLM.embed` gives it.
+
+        Passes over texts and steps of decoding take turns, and so do calls, of which one at a time has a long text in
+        memory. One that is cancelled ends before its next pass.
+
+        Raises:
+            PromptError, ConfigError, CapabilityError: before anything runs.
+        """
+        params = EmbeddingParams(
+            pooling=pooling, normalize=normalize, dimensions=dimensions, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        run = await asyncio.to_thread(self.llm.embedding_run, prompts, params)
+        loop = asyncio.get_running_loop()
+        try:
+            while not run.ended:
+                await loop.run_in_executor(self._embedder, run.read_on)
+        finally:
+            run.close()
+        return run.results()
+
+    @cached_property
+    def _embedder(self) -> ThreadPoolExecutor:
+        """One thread, so that texts never have two turns of the model for one of the decoding thread's."""
+        return ThreadPoolExecutor(1, "paceline-embedding")
+
     async def _chunks(self, request: Request, backend: Backend) -> AsyncGenerator[StreamChunk]:
         worker, mailbox = self._worker(backend), Mailbox(request)
         worker.submit(mailbox)
@@ -138,6 +175,8 @@ class AsyncLLM:
         """End all requests with what they have, and let go of the model."""
         for worker in self._workers.values():
             worker.close()
+        if "_embedder" in vars(self):
+            self._embedder.shutdown(wait=False)
         self.llm.close()
 
     async def __aenter__(self) -> Self:

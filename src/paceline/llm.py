@@ -26,10 +26,12 @@ from paceline.checkpoints import (
     read_config,
     resolve,
 )
-from paceline.config import EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
+from paceline.config import EmbeddingParams, EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion import DiffusionDriver, DiffusionEngine, check_kind
 from paceline.engine import (
     Backend,
+    EmbeddingRequestOutput,
+    EmbeddingRun,
     Engine,
     EngineDriver,
     Prompt,
@@ -44,6 +46,7 @@ from paceline.engine import (
     one_prompt,
     params_for,
     read_prompt,
+    readable,
     shaped,
     truncated,
 )
@@ -464,6 +467,70 @@ class LLM(metaclass=Named):
         names = {**template, **more, "allow_special_tokens": allow_special_tokens}
         prompts = [ReadPrompt(*self.tokenizer.encode_chat(talk, **names), []) for talk in talks]
         return self._run(prompts, sampling_params, use_tqdm, lora_request, search)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "last",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The embedding of each text: the model's states behind the final norm, pooled; in the order of the prompts.
+
+        Texts are read beside running requests, a pass of at most `max_num_batched_tokens` at a time.
+
+        Args:
+            prompts: one or many, as in `generate`.
+            pooling: "last", the state of a text's last token, or "mean" of all its tokens.
+            normalize: make each embedding's length 1.
+            dimensions: keep so many first numbers, and normalise these; None keeps all.
+            truncate_prompt_tokens: read the last so many tokens of a text; -1 is as many as the model takes; None
+                rejects texts that are longer than that.
+            use_tqdm: as in `generate`.
+        Returns:
+            Outputs in vLLM's form: the numbers are `output.outputs.embedding`.
+        Raises:
+            PromptError, ConfigError: before anything runs.
+            CapabilityError: a diffusion language model, or one whose states cannot be had.
+        """
+        fine = use_tqdm is None or isinstance(use_tqdm, bool) or callable(use_tqdm)
+        need(fine, "use_tqdm", "be True, False, None or what takes the place of tqdm", use_tqdm)
+        params = EmbeddingParams(
+            pooling=pooling, normalize=normalize, dimensions=dimensions, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        run = self.embedding_run(prompts, params)
+        try:
+            with request_bar(run.count, use_tqdm) as advance:
+                while not run.ended:
+                    self._must_be_open()
+                    run.step()
+                    if advance is not None:
+                        advance(run.done, run.tokens_read)
+        finally:
+            run.close()
+        return run.results()
+
+    def embedding_run(self, prompts: Prompt | Sequence[Prompt], params: EmbeddingParams) -> EmbeddingRun:
+        """Texts that are ready to be embedded, a pass of the model at a time; close it in any case.
+
+        Raises:
+            PromptError, ConfigError, CapabilityError: as `embed`.
+        """
+        self._must_draft("embed")
+        info = self.backend.info
+        read = [read_prompt(item, self.tokenizer.encode) for item in as_list(prompts)]
+        return EmbeddingRun(
+            self.runner,
+            self._turns,
+            [readable(one, params, info.max_context, info.vocab_size) for one in read],
+            params,
+            most_tokens=self.config.max_num_batched_tokens,
+            most_texts=self.config.max_num_seqs,
+            name=f"embedding-{next(self._count)}",
+        )
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
         """Decode one prompt and yield what each step adds.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from paceline.config.declared import check_options, documented, option
+from paceline.config.embedding import POOLINGS
 from paceline.utils import need, strings
 
 TOOL_FORMATS: Final = (
@@ -89,6 +90,21 @@ class ServerConfig:
         False, "Ignore fields that cannot be honoured, and name them in the header x-ignored-fields."
     )
     vllm_metrics: bool = option(False, "Give metrics vLLM's own names.")
+    embedding_model: str | None = option(
+        None, "Folder or hub id of an encoder for /v1/embeddings; default: the served model itself.", check=_check_path
+    )
+    rerank_model: str | None = option(
+        None, "Folder or hub id of a cross-encoder for /v1/rerank and /v1/score; default: cosines of embeddings.",
+        check=_check_path,
+    )  # fmt: skip
+    embedding_pooling: str = option(
+        "last", f"Embeddings of the served model are states of a text's tokens: {' or '.join(POOLINGS)}.",
+        choices=POOLINGS,
+    )  # fmt: skip
+    max_embedding_texts: int = option(
+        2048, "Maximum number of texts of a request for embeddings, rankings or scores.", low=1
+    )
+    max_embedding_tokens: int = option(2**18, "Maximum number of their tokens together; default: 262144.", low=1)
     max_waiting: int = option(256, "Maximum number of requests that wait; more are answered 429.", low=1)
     max_streams_per_key: int = option(256, "Maximum number of requests of a key that run at once.", low=1)
     max_outputs_per_key: int = option(

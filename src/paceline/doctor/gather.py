@@ -19,10 +19,10 @@ from paceline import registry
 from paceline.checkpoints import Tokenizer, resolve
 from paceline.config import SamplingParams, SpeculativeConfig
 from paceline.controllers import Controller, Plan, Signal
-from paceline.doctor.about import about
 from paceline.doctor.checks import Diagnosis, diagnose
 from paceline.doctor.facts import DraftFacts, MachineFacts, ProbedToken, ProbeFacts, SetupFacts, TargetFacts
 from paceline.doctor.passes import pass_facts
+from paceline.doctor.setup_report import about
 from paceline.engine import Probe as PassTimer
 from paceline.engine import StepRecord, watching
 from paceline.errors import PacelineError

@@ -7,6 +7,11 @@ from .drafter_set import DrafterSet as DrafterSet
 from .driver import EngineDriver as EngineDriver
 from .driver import Turns as Turns
 from .driver import tell as tell
+from .embedding import EmbeddingRequestOutput as EmbeddingRequestOutput
+from .embedding import EmbeddingRun as EmbeddingRun
+from .embedding import check_length as check_length
+from .embedding import readable as readable
+from .embedding import shaped_embeddings as shaped_embeddings
 from .fairness import FairQueue as FairQueue
 from .filling import fill_caches as fill_caches
 from .loop import Engine as Engine

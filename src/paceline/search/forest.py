@@ -46,8 +46,9 @@ class Forest:
 
     def __init__(self, runner: Runner, chunk: int, *, share_prompts: bool = False) -> None:
         self._runner, self._memory, self._chunk = runner, memory_of(runner), chunk
-        shares = share_prompts and self._memory is not None and self._memory.shares and not self._memory.windowed
-        self._prefixes = self._memory if shares else None
+        memory = self._memory
+        shares = share_prompts and memory is not None and memory.can_share_prefixes and not memory.has_windows
+        self._prefixes = memory if shares else None
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
         self._shaped: set[Branch] = set()  # those that may have rules
 
@@ -63,7 +64,7 @@ class Forest:
             PromptError: memory for keys and values that they do not fit into.
         """
         if self._memory is not None:
-            self._memory.save(lean=True)  # branches share what they have in common, however short it is
+            self._memory.allocate_single_blocks(True)  # branches share what they have in common, however short it is
         asked = set(branches)
         stay = asked | set(kept)
         near = [
@@ -162,14 +163,16 @@ class Forest:
                 branch.request.note_cached(branch.cache.length)
             self._fill([branch for branch in now if branch.cache.length < branch.size - 1])
             for branch in now:
-                memory.keep(branch.cache, branch.request.prefix_key, branch.request.block_keys(memory))
+                memory.retain(branch.cache, branch.request.prefix_key, branch.request.block_keys(memory))
             prompts = later
 
     def _opened(self, branch: Branch) -> SequenceCache:
         """A cache with what is known of the prompt."""
         request, memory = branch.request, self._prefixes
         cache = self._runner.open(len(request.prompt_ids), request.inputs)
-        return cache if memory is None else memory.adopt(request.prefix_key, request.block_keys(memory), cache)
+        if memory is not None:
+            memory.adopt(request.prefix_key, request.block_keys(memory), cache)
+        return cache
 
     def _forked(self, branch: Branch) -> SequenceCache:
         for ancestor in branch.ancestors():

@@ -28,6 +28,7 @@ from paceline.serving.batch_runs import BatchRuns, Room
 from paceline.serving.batch_store import BatchStore
 from paceline.serving.bodies import READERS, BodyRoute
 from paceline.serving.chat import constrained_by
+from paceline.serving.embeddings import DecoderEmbedder
 from paceline.serving.entrance import Entrance, guarded
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
@@ -51,6 +52,8 @@ from paceline.serving.request_log import LogFields
 from paceline.serving.response_store import ResponseStore
 from paceline.serving.responses import ResponseRoutes
 from paceline.serving.runs import RequestRun, json_response, large_response
+from paceline.serving.text_models import TextModels
+from paceline.serving.text_requests import TextService
 from paceline.serving.translation import Outgoing
 from paceline.utils import shortened
 from paceline.version import __version__
@@ -86,6 +89,7 @@ class Service:
         self.store = ResponseStore(
             config.response_file, config.max_response_bytes, config.max_response_age, self.metrics.store_failed
         )
+        self.text_models = TextModels(config)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
@@ -206,6 +210,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     Raises:
         ConfigError: a file of keys, of a template or of stored responses that cannot be read; a folder of batches that
             cannot be used.
+        CheckpointError: an encoder that cannot be loaded.
     """
     config = config or ServerConfig()
     template = None if config.chat_template is None else read_text("chat_template", config.chat_template)
@@ -227,6 +232,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
             await runs.close()
         for workers in (service.grammars.workers, service.jobs.workers):
             await workers.close()
+        service.text_models.close()
         service.store.close()
         if batches is not None:
             batches.close()
@@ -241,6 +247,8 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     responses = ResponseRoutes(routes.conversation, service.store)
     responses.add(app)
     MessageRoutes(routes.conversation, service.jobs).add(app)
+    texts = TextService(service.slots, service.metrics, config, lambda: service.waiting)
+    service.text_models.add(app, texts, DecoderEmbedder(model, names, service.jobs, texts), ERRORS)
     LivePage(model, names[0], service.slots, config).add(app)
     noted = FieldNotes(app, lenient=config.lenient_fields)
     batches = None if config.batch_folder is None else BatchStore(config.batch_folder)
@@ -331,16 +339,18 @@ class Routes:
         return await self._service.answer(http, request, make)
 
     async def models(self) -> Response:
-        return json_response({"object": "list", "data": [self._card(name) for name in self._service.names]})
+        names = dict.fromkeys([*self._service.names, *self._service.text_models.lengths])
+        return json_response({"object": "list", "data": [self._card(name) for name in names]})
 
     async def one_model(self, name: str) -> Response:
-        self._service.check_model(name)
+        if name not in self._service.text_models.lengths:
+            self._service.check_model(name)
         return json_response(self._card(name))
 
     def _card(self, name: str) -> Json:
         created = self._service.started
         card = {"id": name, "object": "model", "created": created, "owned_by": "paceline"}
-        return card | {"max_model_len": self._context}
+        return card | {"max_model_len": self._service.text_models.lengths.get(name, self._context)}
 
     async def tokenize(self, request: TokenizeRequest, http: Request) -> Response:
         """Answer with the tokens of a prompt, or of a conversation as the template renders it."""

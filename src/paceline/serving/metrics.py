@@ -105,6 +105,8 @@ class Metrics:
         self.ended = new(Counter, "request_success", "Ended outputs by reason.", "finished_reason")
         self.rejected = new(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
         self.failures = new(Counter, "response_store_failures", "Failed uses of the file of stored responses.")
+        self.text_requests = new(Counter, "text_requests", "Answered embeddings, rankings and scores.", "kind")
+        self.text_tokens = new(Counter, "text_tokens", "Tokens that were read for them.", "kind")
         self._make_times()
         self.prompt = new(Histogram, "request_prompt_tokens", "Tokens of a prompt.", buckets=LENGTHS)
         self.output = new(Histogram, "request_generation_tokens", "Generated tokens of an output.", buckets=LENGTHS)
@@ -134,6 +136,11 @@ class Metrics:
     def refused(self, status: int) -> None:
         """Count a request that was answered with an error."""
         self.rejected.labels(str(status)).inc()
+
+    def read_texts(self, kind: str, tokens: int) -> None:
+        """Count an answered request that decodes nothing: embeddings, rerank or score."""
+        self.text_requests.labels(kind).inc()
+        self.text_tokens.labels(kind).inc(tokens)
 
     def store_failed(self) -> None:
         """Count a response that could not be written, read or deleted."""

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from paceline.errors import CapabilityError, ConfigError
+from paceline.models import has_ability
 from paceline.registry import ABILITIES
 from paceline.search.base import Search, Steps
 from paceline.search.branch import Branch, Found
@@ -110,8 +111,8 @@ class Superposed(Search):
         self._table: NGrams | None = None
 
     def prepare(self) -> None:
-        for ability in ("head", "input_embeddings"):
-            if not getattr(self.runner.capabilities, ability):
+        for ability in ("head", "input_embeddings", "layer_subsets"):
+            if not has_ability(self.runner, ability):
                 raise CapabilityError(
                     f"search method {self.name!r} needs a model that {ABILITIES[ability]}; {self.runner.info.name} is "
                     "not one as it runs here; choose another method"
