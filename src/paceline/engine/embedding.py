@@ -239,7 +239,7 @@ class EmbeddingRun:
         if text.cache is None:
             text.cache = self._runner.open(len(text.tokens))
             if (memory := memory_of(self._runner)) is not None:
-                memory.let_go(text.cache)
+                memory.forget_behind_windows(text.cache)
         return text.cache
 
     def _let_go(self, text: _Text) -> None:
