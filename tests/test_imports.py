@@ -64,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     "claims": LOW,
     "llm": METHODS | MODELS | {"arguments", "assembly", "diffusion", "engine", "sampling", "search", "profiles"},
     "async_llm": METHODS | {"engine", "llm", "search"},
-    "serving": METHODS | MODELS | {"async_llm", "engine", "explain", "grammar", "llm", "sampling", "search"},
+    "serving": METHODS | MODELS | {"async_llm", "batch", "engine", "explain", "grammar", "llm", "sampling", "search"},
     "batch": LOW,
     "doctor": METHODS | MODELS | {"controllers", "engine", "llm", "profiles"},
     "explain": METHODS | MODELS | {"controllers", "engine", "llm", "verifiers"},

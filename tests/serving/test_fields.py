@@ -66,7 +66,7 @@ NOTHING: dict[str, dict[str, tuple[Any, Any]]] = {
     },
     COMPLETIONS: DRAWN | {"suffix": ("", "b"), "prompt_embeds": (None, "a")},
     RESPONSES: {
-        "service_tier": ("priority", 3), "prompt_cache_retention": ("in_memory", 1), "background": (False, True),
+        "service_tier": ("priority", 3), "prompt_cache_retention": ("in_memory", 1),
         "context_management": ([], [{"type": "compaction"}]), "conversation": (None, "c"),
         "prompt": (None, {"id": "p"}),
         "max_tool_calls": (3, "a"), "moderation": (None, {"model": "m"}), "truncation": ("auto", "all"),
@@ -242,9 +242,9 @@ IGNORED: dict[str, tuple[dict[str, Any], str]] = {
         "verbosity, colour, mirostat, messages.size, messages.audio, messages.content.size",
     ),
     RESPONSES: (
-        {"background": True, "text": {"verbosity": "medium", "size": 1},
+        {"context_management": [{"type": "compaction"}], "text": {"verbosity": "medium", "size": 1},
          "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi", "size": 1}]}]},
-        "background, text.size, input.content.size",
+        "context_management, text.size, input.content.size",
     ),
     MESSAGES: (
         {"inference_geo": "eu", "system": [{"type": "text", "text": "a", "size": 1}]}, "inference_geo, system.size",
@@ -497,7 +497,7 @@ def test_the_documentation_has_them_all() -> None:
     }
     for table in NOTHING.values():
         assert not {name for name in table if f"`{name}`" not in page} - own
-    assert "| `length_penalty` | chat, completions | null, 1.0 | give search, as" in page
+    assert "| `length_penalty` | chat, completions, llama-server | null, 1.0 | give search, as" in page
     assert "understood as structured\\_outputs.regex" in page
 
 

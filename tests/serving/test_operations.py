@@ -52,10 +52,11 @@ def test_until_the_model_is_there_the_server_says_what_it_waits_for() -> None:
         assert http.get("/health/live").status_code == 200
         for path in ("/health", "/health/ready"):
             found = http.get(path)
-            assert (found.status_code, found.json()) == (503, {"status": "loading the model"})
+            assert (found.status_code, found.json()["status"]) == (503, "loading the model")
+            assert found.json()["error"]["type"] == "unavailable_error", "as llama-server"
             assert int(found.headers["retry-after"]) > 0
         told.doing = "warming up"
-        assert http.get("/health").json() == {"status": "warming up"}
+        assert http.get("/health").json()["status"] == "warming up"
         found = http.post(COMPLETIONS, json={"prompt": "a"}, headers=key)
         assert (found.status_code, found.json()["error"]["code"]) == (503, "not_ready")
         assert "warming up" in found.json()["error"]["message"]
@@ -76,7 +77,7 @@ def test_who_connects_while_the_model_is_loaded_is_answered_by_the_same_address_
         thread = threading.Thread(target=serving.run, kwargs={"sockets": [server.socket]}, daemon=True)
         thread.start()
         answer = early.result()
-    assert (answer.status_code, answer.json()["status"]) == (200, "ready")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ok")
     serving.should_exit = True
     thread.join(20)
 
@@ -119,7 +120,7 @@ def test_files_are_read_and_the_model_is_warm_before_the_server_is_ready(
     assert run("serve", "--port", port, "--response-file", tmp_path).code == 2
     assert not found, "nothing was loaded"
     assert run("serve", "--port", port, "--response-file", tmp_path / "responses").code == 7
-    assert found == ["loading the model", "warming up", "ready"]
+    assert found == ["loading the model", "warming up", "ok"]
 
 
 def test_warming_up_runs_all_passes_that_drafts_need_and_leaves_no_trace(

@@ -219,6 +219,9 @@ def test_what_happens_behind_a_whole_answer_harms_it_no_more(end: Exception | No
 
 def test_all_replicas_are_asked_what_only_one_may_know() -> None:
     assert asked(Script(), "/v1/responses/resp_1").text.startswith("# TYPE"), "the one that answers 200"
+    one = Script([start(), part(b"{}")])
+    assert asked(one, "/v1/responses/compact", {"input": "x"}).text == "{}"
+    assert [json.loads(body) for body in one.asked] == [{"input": "x"}], "one of them decodes"
     page = asked(Script(), "/metrics").text
     assert 'x:n_total{replica="b"} 2.0' in page
     assert 'paceline:num_replicas{replica="front"} 1.0' in page

@@ -308,7 +308,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a range": ({"temperature": -1}, "temperature"),
     "an unknown model's": ({"max_output_tokens": 0}, "max_output_tokens"),
     "nothing": ({"input": []}, "input"),
-    "background": ({"background": True}, "background"),
+    "a stream in the background": ({"background": True, "stream": True}, "background"),
+    "a background that is not kept": ({"background": True, "store": False}, "background"),
+    "a sealed summary": ({"input": [{"type": "compaction", "encrypted_content": "paceline-1.?"}]},
+                         "input.0.encrypted_content"),
     "a conversation": ({"conversation": "conv_1"}, "conversation"),
     "a prompt": ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     "truncation": ({"truncation": "middle"}, "truncation"),
@@ -401,7 +404,11 @@ def test_a_long_stored_response_is_written_beside_the_event_loop(
 
 def test_what_is_not_built_and_what_is_empty_is_said_in_plain_words(live: Live) -> None:
     for field, value, told in (
-        ("background", True, "background must be false (stream it, or wait for it); leave it out"),
+        (
+            "context_management",
+            [{}],
+            "context_management must be [] (nothing is taken out of the context); leave it out",
+        ),
         ("conversation", "conv_1", "conversation is not supported (give the items in input); leave it out"),
     ):
         error = live.error(PATH, input="Hi", **{field: value})
@@ -673,3 +680,133 @@ def test_thoughts_without_a_text_say_nothing(
     for live in serve(AsyncLLM(llm), chat_template=str(template)):
         live.ok(PATH, input=[thought, said, asked], max_output_tokens=1)
     assert f"[{wanted}]Yes.[]So?" in seen
+
+
+# In the background
+
+
+def test_a_response_in_the_background_is_asked_for_until_it_has_ended(openai: Any, live: Live) -> None:
+    client = client_of(openai, live)
+    asked = {"model": "bundled", "input": "Hi", "max_output_tokens": 40, "temperature": 0, "background": True}
+    with slowed(live.model.llm):
+        first = client.responses.create(**asked)
+        assert (first.status, first.background, first.output) == ("in_progress", True, [])
+        assert client.responses.retrieve(first.id).status == "in_progress"
+    assert comes(lambda: client.responses.retrieve(first.id).status != "in_progress")
+    found = client.responses.retrieve(first.id)
+    control = client.responses.create(**asked | {"background": False})
+    assert not control.background
+    assert found.output_text == control.output_text != ""
+    assert found.status == control.status
+    items = client.responses.input_items.list(first.id).data
+    assert items[0].content[0].text == "Hi"
+
+
+def test_a_response_in_the_background_is_cancelled(openai: Any, live: Live) -> None:
+    client = client_of(openai, live)
+    with slowed(live.model.llm):
+        first = client.responses.create(model="bundled", input="Hi", background=True, extra_body={"ignore_eos": True})
+        assert live.http.delete(f"{PATH}/{first.id}").status_code == 409
+        assert client.responses.cancel(first.id).status == "cancelled"
+    assert client.responses.retrieve(first.id).status == "cancelled"
+    assert comes(lambda: not live.model.llm.engine.has_work)
+
+
+def test_what_cannot_begin_in_the_background_is_an_error_at_once(live: Live) -> None:
+    assert live.error(PATH, input="Hi", background=True, max_output_tokens=0)["param"] == "max_output_tokens"
+    assert live.error(PATH, 404, input="Hi", background=True, model="another")["code"] == "model_not_found"
+    with live.http.stream("POST", PATH, json={"input": "Hi", "max_output_tokens": 2}) as control:
+        assert control.status_code == 200
+
+
+def test_the_background_counts_in_the_limits_of_its_key(locked: Live) -> None:
+    headers, body = {"authorization": "Bearer first-key"}, {"input": "Hi", "background": True, "ignore_eos": True}
+    with slowed(locked.model.llm):
+        names = [locked.http.post(PATH, json=body, headers=headers).json()["id"] for _ in range(2)]
+        refused = locked.http.post(PATH, json={"input": "Hi"}, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_streams")
+        other = {"authorization": "Bearer second-key"}
+        assert locked.http.get(f"{PATH}/{names[0]}", headers=other).status_code == 404
+        for name in names:
+            assert locked.http.post(f"{PATH}/{name}/cancel", json={}, headers=headers).status_code == 200
+    assert locked.http.post(PATH, json={"input": "Hi", "max_output_tokens": 1}, headers=headers).status_code == 200
+
+
+def test_the_background_fails_with_the_server_and_by_its_clock(llm: LLM, tmp_path: Path) -> None:
+    file, body = str(tmp_path / "responses"), {"input": "Hi", "background": True, "ignore_eos": True}
+    with slowed(llm):
+        for live in serve(AsyncLLM(llm), response_file=file):
+            name = live.ok(PATH, **body)["id"]
+    with contextmanager(serve)(AsyncLLM(llm), response_file=file, request_timeout=0.15) as live:
+        found = live.http.get(f"{PATH}/{name}").json()
+        assert (found["status"], "shut down" in found["error"]["message"]) == ("failed", True)
+        with slowed(llm):
+            slow = live.ok(PATH, **body)["id"]
+            assert comes(lambda: live.http.get(f"{PATH}/{slow}").json()["status"] == "failed")
+        assert "longer than this server allows" in live.http.get(f"{PATH}/{slow}").json()["error"]["message"]
+
+
+# Carried along
+
+
+def test_thoughts_are_carried_along_unread(openai: Any, scripted: Live) -> None:
+    client = client_of(openai, scripted)
+    asked = {"model": "bundled", "input": "Hi", "tools": TOOLS, "store": False}
+    plain = client.responses.create(**asked)
+    found = client.responses.create(**asked, include=["reasoning.encrypted_content"])
+    thoughts = found.output[0]
+    assert (thoughts.type, thoughts.content[0].text) == ("reasoning", "hm, so")
+    assert thoughts.encrypted_content
+    assert plain.output[0].encrypted_content is None, "control"
+    last = events(scripted, **asked, include=["reasoning.encrypted_content"])[-1]
+    assert last["response"]["output"][0]["encrypted_content"] == thoughts.encrypted_content
+    sent = {"type": "reasoning", "id": thoughts.id, "summary": [], "encrypted_content": thoughts.encrypted_content}
+    told = {"role": "assistant", "content": "Yes."}
+    begin, more = {"role": "user", "content": "Hi"}, {"role": "user", "content": "And?"}
+    body = {"max_output_tokens": 1, "store": False}
+
+    def count(*items: Any) -> int:
+        return int(scripted.ok(PATH, input=[begin, *items, told, more], **body)["usage"]["input_tokens"])
+
+    in_the_open = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm, so"}]}
+    assert count(sent) == count(in_the_open) > count()
+
+
+def test_a_conversation_is_compacted_and_goes_on(openai: Any, talking: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talking.model, "script", "<think>hm</think>Seven ducks.")
+    client = client_of(openai, talking)
+    first = client.responses.create(model="bundled", input="One", max_output_tokens=30)
+    found = client.responses.compact(
+        model="bundled", previous_response_id=first.id, input=[{"role": "user", "content": "Two"}]
+    )
+    assert isinstance(found, openai.types.responses.CompactedResponse)
+    assert found.object == "response.compaction"
+    *said, summary = found.output
+    assert [item.content[0].text for item in said] == ["One", "Two"]
+    assert summary.type == "compaction"
+    assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens > 0
+    read: list[str] = []
+    encode = talking.model.llm.tokenizer.encode_rendered
+
+    def spied(rendered: Any, **more: Any) -> list[int]:
+        read.append(rendered.text)
+        return encode(rendered, **more)
+
+    monkeypatch.setattr(talking.model.llm.tokenizer, "encode_rendered", spied)
+    going_on = [item.to_dict(warnings=False) for item in found.output]
+    answer = client.responses.create(
+        model="bundled", input=[*going_on, {"role": "user", "content": "Three"}], max_output_tokens=2
+    )
+    assert "[user]One[user]Two[assistant]Summary of our conversation so far:\nSeven ducks.[user]Three" in read[-1]
+    kept = client.responses.input_items.list(answer.id, order="asc").data
+    assert kept[2].encrypted_content == summary.encrypted_content
+    client.responses.create(model="bundled", input="Four", previous_response_id=answer.id, max_output_tokens=2)
+    assert "Seven ducks" in read[-1]
+
+
+def test_what_cannot_be_compacted_is_named(live: Live) -> None:
+    compact = f"{PATH}/compact"
+    assert live.error(compact, input=[])["param"] == "input"
+    assert live.error(compact, input=[{"role": "robot", "content": "a"}])["param"] == "input.0.role"
+    assert live.error(compact, 404, previous_response_id="resp_1")["code"] == "previous_response_not_found"
+    assert live.error(compact, input="a", temperature=1)["param"] == "temperature"

@@ -123,6 +123,8 @@ def _serve_replicas(
     Raises:
         ConfigError: options that several machines cannot share, or a model that cannot be loaded.
     """
+    if config.batch_folder is not None:
+        raise ConfigError("--batch-folder is for one engine; leave it out with --replicas")
     options, elsewhere = engine_options(flag_values), replica_config.ray_address is not None
     if elsewhere and "threads" not in options:
         raise ConfigError("--ray-address needs --threads: how many cores its machines have is not known here")

@@ -133,6 +133,11 @@ class ServerConfig:
     max_response_age: float = _seconds(
         30 * 86400.0, "Seconds after which a stored response is forgotten; default: 30 days."
     )
+    batch_folder: str | None = option(
+        None, "Folder for uploaded files and batches; default: there are none.", check=_check_path
+    )
+    max_batch_file_bytes: int = option(200 * 2**20, "Maximum length of an uploaded file. Default: 200 MiB.", low=1)
+    max_batch_requests: int = option(50_000, "Maximum number of requests of a batch.", low=1)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -207,15 +207,14 @@ def _old_logprobs(
     return {
         "tokens": [written(token_bytes[token], PREFIX) for token in tokens],
         "token_logprobs": [
-            None if entry is None else _finite(entry[token].logprob)
+            None if entry is None else finite(entry[token].logprob)
             for token, entry in zip(tokens, entries, strict=True)
         ],
         "top_logprobs": [
             None
             if entry is None
             else {
-                written(token_bytes[key], PREFIX) or str(key): _finite(logprob.logprob)
-                for key, logprob in entry.items()
+                written(token_bytes[key], PREFIX) or str(key): finite(logprob.logprob) for key, logprob in entry.items()
             }
             for entry in entries
         ],
@@ -223,7 +222,8 @@ def _old_logprobs(
     }
 
 
-def _finite(value: float) -> float:
+def finite(value: float) -> float:
+    """Return a log probability that JSON can hold."""
     return max(value, -9999.0)
 
 
@@ -331,7 +331,7 @@ def _new_logprobs(
 
     def told_token(token: int, logprob: Logprob) -> Json:
         data = token_bytes[token]
-        return {"token": written(data), "logprob": _finite(logprob.logprob), "bytes": list(data)}
+        return {"token": written(data), "logprob": finite(logprob.logprob), "bytes": list(data)}
 
     return {
         "content": [

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from importlib.util import find_spec
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -18,10 +19,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from paceline.async_llm import AsyncLLM
 from paceline.config import ServerConfig
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.serving.answers import ChatAnswer, CompletionAnswer
 from paceline.serving.api_errors import ApiError, ErrorAnswer, internal_error
+from paceline.serving.batch_routes import BatchRoutes
+from paceline.serving.batch_runs import BatchRuns, Room
+from paceline.serving.batch_store import BatchStore
 from paceline.serving.bodies import READERS, BodyRoute
 from paceline.serving.chat import constrained_by
 from paceline.serving.embeddings import DecoderEmbedder
@@ -30,6 +34,7 @@ from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
 from paceline.serving.jobs import JobFactory, PromptJob
 from paceline.serving.limits import HEALTH, LIVE, Slots, read_keys, read_text
+from paceline.serving.llama import LlamaRoutes
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
 from paceline.serving.page import LivePage
@@ -183,13 +188,18 @@ def check_files(config: ServerConfig) -> None:
     """Read the files that a configuration names, so that what is wrong with one is told before a model is loaded.
 
     Raises:
-        ConfigError: a file of keys, of a template or of stored responses that cannot be read.
+        ConfigError: a file of keys, of a template or of stored responses that cannot be read; a folder of batches that
+            cannot be used.
     """
     read_keys(config)
     if config.chat_template is not None:
         read_text("chat_template", config.chat_template)
     if config.response_file is not None:
         ResponseStore(config.response_file, config.max_response_bytes, config.max_response_age).close()
+    if config.batch_folder is not None:
+        if find_spec("python_multipart") is None:
+            raise ConfigError("batch_folder needs python-multipart; pip install 'paceline[serve]'")
+        BatchStore(config.batch_folder).close()
 
 
 def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
@@ -199,7 +209,8 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
         model: loaded; it is not closed here.
         config: its address is not used here.
     Raises:
-        ConfigError: a file of keys, of a template or of stored responses that cannot be read.
+        ConfigError: a file of keys, of a template or of stored responses that cannot be read; a folder of batches that
+            cannot be used.
         CheckpointError: an encoder that cannot be loaded.
     """
     config = config or ServerConfig()
@@ -210,27 +221,47 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         ready = asyncio.create_task(service.jobs.get_ready())
+        if runs is not None:
+            runs.resume()
         gc.freeze()  # a search of the model's and the libraries' objects for garbage would hold the loop
         yield
         gc.unfreeze()
         ready.cancel()
         await asyncio.gather(ready, return_exceptions=True)
+        await responses.close()
+        if runs is not None:
+            await runs.close()
         for workers in (service.grammars.workers, service.jobs.workers):
             await workers.close()
         service.text_models.close()
         service.store.close()
+        if batches is not None:
+            batches.close()
 
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
     app.router.route_class, app.state.readers = BodyRoute, Places(READERS)
     _add_errors(app, service)
-    routes = Routes(service)
+    llama = LlamaRoutes(service.answer, model, names[0], jobs=service.jobs, slots=service.slots, config=config)
+    llama.add(app)
+    routes = Routes(service, llama)
     routes.add(app)
-    ResponseRoutes(routes.conversation, service.store).add(app)
+    responses = ResponseRoutes(routes.conversation, service.store)
+    responses.add(app)
     MessageRoutes(routes.conversation, service.jobs).add(app)
     texts = TextService(service.slots, service.metrics, config, lambda: service.waiting)
     service.text_models.add(app, texts, DecoderEmbedder(model, names, service.jobs, texts), ERRORS)
     LivePage(model, names[0], service.slots, config).add(app)
-    return guarded(FieldNotes(app, lenient=config.lenient_fields), config, service.metrics.refused)
+    noted = FieldNotes(app, lenient=config.lenient_fields)
+    batches = None if config.batch_folder is None else BatchStore(config.batch_folder)
+    runs = None if batches is None else _batch_runs(batches, noted, service)
+    BatchRoutes(batches, runs, config).add(app)
+    return guarded(noted, config, service.metrics.refused)
+
+
+def _batch_runs(store: BatchStore, app: FieldNotes, service: Service) -> BatchRuns:
+    """Return what answers batches by the application, whose live requests leave them room."""
+    room = Room(service.slots.running.total, lambda: service.model.llm.backend.gauges().max_running)
+    return BatchRuns(store, app, room, service.config.max_batch_requests, service.metrics.refused)
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
@@ -261,8 +292,8 @@ def _add_errors(app: FastAPI, service: Service) -> None:
 class Routes:
     """Handles the routes of OpenAI's chats, completions and models, and those that tell how the server is."""
 
-    def __init__(self, service: Service) -> None:
-        self._service, self._llm = service, service.model.llm
+    def __init__(self, service: Service, llama: LlamaRoutes) -> None:
+        self._service, self._llm, self._llama = service, service.model.llm, llama
         info = self._llm.backend.info
         self._context, self._vocab_size = info.max_context, info.vocab_size
 
@@ -325,6 +356,8 @@ class Routes:
     async def tokenize(self, request: TokenizeRequest, http: Request) -> Response:
         """Answer with the tokens of a prompt, or of a conversation as the template renders it."""
         self._service.check_model(request.model)
+        if request.content is not None:
+            return await self._llama.tokenize(request, http)
         if (request.prompt is None) == (request.messages is None):
             raise ApiError("give one of prompt and messages", param="prompt")
         tokenizer, jobs = self._llm.tokenizer, self._service.jobs
@@ -355,12 +388,12 @@ class Routes:
         with self._service.slots.slot(http.scope["owner"], 0):
             async with self._service.jobs.turn(""):
                 text = await asyncio.to_thread(self._llm.tokenizer.decode, request.tokens, False)
-        return await large_response({"prompt": text})
+        return await large_response({"prompt": text, "content": text})
 
     async def health(self) -> Response:
         """Answer 200 as long as requests are answered, and tell what has failed."""
         closed, faults = self._llm.closed, self._service.model.faults
-        answer: Json = {"status": "closed" if closed else "ready", "faults": faults}
+        answer: Json = {"status": "closed" if closed else "ok", "faults": faults}
         answer["response_store_failures"] = self._service.metrics.store_failures
         answer["response_store_error"] = self._service.store.fault or None
         return json_response(answer, 503 if closed else 200)

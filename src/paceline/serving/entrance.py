@@ -23,6 +23,7 @@ from paceline.serving.request_log import CLOSED, LogFields
 logger = logging.getLogger("paceline.serving")
 
 RESPONSES: Final = "/v1/responses"
+COMPACT: Final = f"{RESPONSES}/compact"
 STREAM: Final = b"text/event-stream"
 
 OPEN_WHILE_DRAINING: Final = (LIVE, "/metrics")
@@ -224,7 +225,8 @@ class NotReady:
         if path == LIVE:
             await reply(send, 200, {"status": "live"})
         elif path in HEALTH:
-            await reply(send, 503, {"status": self.doing}, AGAIN)
+            told = {"code": 503, "message": f"The server is {self.doing}.", "type": "unavailable_error"}
+            await reply(send, 503, {"status": self.doing, "error": told}, AGAIN)
         else:
             why = f"the server is not ready yet, it is {self.doing}; try again later"
             await refuse(send, ApiError(why, status=503, code="not_ready", headers=AGAIN), path)

@@ -19,9 +19,10 @@ from paceline.utils import same
 Json = dict[str, Any]
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat", "completions", "responses", "messages"
+LLAMA: Final = "llama-server"
 OPENAI: Final = (CHAT, COMPLETIONS, RESPONSES)
-DRAWN: Final = (CHAT, COMPLETIONS)
-ALL: Final = (*OPENAI, MESSAGES)
+DRAWN: Final = (CHAT, COMPLETIONS, LLAMA)
+ALL: Final = (*OPENAI, MESSAGES, LLAMA)
 
 MOST_LETTERS: Final = 64
 """So many letters of a field's name that nobody knows are told in messages."""
@@ -171,6 +172,7 @@ TABLE: Final = (
             "id_slot": NUMBER,
             "slot_id": NUMBER,
             "n_keep": NUMBER,
+            "n_discard": NUMBER,
             "n_cache_reuse": NUMBER,
             "sse_ping_interval": NUMBER,
             "keep_alive": ANY,
@@ -233,7 +235,7 @@ TABLE: Final = (
     ),
     Group(DRAWN, {"repeat_last_n": NO_PENALTY}, "penalties count the whole text"),
     Group(DRAWN, {"penalize_nl": (False,)}, RULES),
-    Group(DRAWN, {"n_indent": (0,), "t_max_predict_ms": (0, -1)}, "this is not built"),
+    Group(DRAWN, {"n_indent": (0,), "t_max_prompt_ms": (0, -1), "t_max_predict_ms": (0, -1)}, "this is not built"),
     Group(DRAWN, {"lora": ([],)}, "an adapter is loaded with the server, by --lora"),
     Group(DRAWN, {"options": ({},), "extra_body": ({},)}, "give what is in it beside the other fields"),
     Group(DRAWN, {"num_ctx": ()}, "the operator sets it with --max-model-len"),
@@ -243,8 +245,7 @@ TABLE: Final = (
         {"do_sample": (), "transforms": ([],), "plugins": ([],), "models": ([],), "provider": ({},)},
         "this server has no such choice",
     ),
-    Group((RESPONSES,), {"background": (False,)}, "stream it, or wait for it"),
-    Group((RESPONSES,), {"background_options": ({}, {"completion_window": "soonest"})}, "there is no background"),
+    Group((RESPONSES,), {"background_options": ({}, {"completion_window": "soonest"})}, "it begins at once"),
     Group((RESPONSES,), {"max_tool_calls": NUMBER}, "it counts tools that a server runs, and this one runs none"),
     Group((RESPONSES,), {"context_management": ([],)}, "nothing is taken out of the context"),
     Group((RESPONSES,), {"image": ANY, "access_programs": ({},)}, "only a hosted service has it"),
@@ -333,7 +334,6 @@ INSIDE: Final[Mapping[str, str]] = {
     "reasoning.mode": "the model settles it",
     "output_config.task_budget": "max_tokens limits the whole output",
     "thinking.display": "thoughts come whole",
-    "input.encrypted_content": "thoughts come in the open, and are taken back so",
 }
 """Keys inside other fields -> why they are rejected."""
 

@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from paceline.config import ServerConfig
 from paceline.serving.api_errors import ApiError, internal_error
 from paceline.serving.bodies import LARGE, check_items
-from paceline.serving.entrance import FACTS, RESPONSES, STREAM, Entrance, error_event, guarded
+from paceline.serving.entrance import COMPACT, FACTS, RESPONSES, STREAM, Entrance, error_event, guarded
 from paceline.serving.limits import HEALTH, LIVE, OPEN, Slots, refuse, reply
 from paceline.serving.metrics import Registry
 from paceline.serving.routing import Affinity, affinity_of
@@ -102,7 +102,7 @@ class Front:
             await reply(send, 200, {"status": "live"})
         elif path in HEALTH:
             await self._pick(plain, send, (200,))
-        elif path.startswith(f"{RESPONSES}/"):
+        elif path.startswith(f"{RESPONSES}/") and path != COMPACT:
             await self._pick(plain, send, (200, 409, 400))
         elif path.startswith("/page") or path in OPEN:
             raise ApiError("the live page shows one engine; with replicas, read /metrics", status=404, code="no_page")

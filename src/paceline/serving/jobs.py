@@ -104,12 +104,13 @@ class JobFactory:
     Attributes:
         workers: render conversations.
         most_tokens: of a text.
+        template_text: the chat template; None where there is none.
     """
 
     def __init__(self, llm: LLM, config: ServerConfig, chat_template: str | None) -> None:
         self.workers, self._one_long, self._others = Workers(), Places(1), Places(ENCODERS)
         self._llm, self._config, self._template = llm, config, chat_template
-        text = chat_template or llm.tokenizer.chat_template
+        self.template_text = text = chat_template or llm.tokenizer.chat_template
         self.most_tokens = max(MOST_TOKENS, llm.backend.info.max_context)
         self._tool_format = FORMATS.get(config.tool_call_parser or format_of(text) or "")
         self._reasoning = reasoning_of(text)
@@ -204,7 +205,7 @@ class JobFactory:
                 tokens = await asyncio.to_thread(tokenizer.encode_rendered, rendered, most=self.most_tokens)
         return rendered.text, tokens
 
-    def turn(self, prompt: Prompts) -> AbstractAsyncContextManager[None]:
+    def turn(self, prompt: Prompts | list[str | list[int]]) -> AbstractAsyncContextManager[None]:
         """Wait for a turn to encode: long texts go one after the other, since each takes seconds and gigabytes, and
         others go on. Keys take turns.
         """

@@ -30,14 +30,20 @@ PAGE_FILES: Final = ("page.css", "page.js", "explain.css", "tree.js")
 LIVE: Final = "/health/live"
 """Answered 200 as long as the process can answer."""
 
-HEALTH: Final = ("/health", "/health/ready")
+HEALTH: Final = ("/health", "/health/ready", "/v1/health")
 """Answered 200 while requests are."""
+
+FILES: Final = "/v1/files"
+"""Files are uploaded to this route, as forms."""
 
 OPEN: Final = (*HEALTH, LIVE, "/", *(f"/static/{name}" for name in PAGE_FILES))
 """These routes need no key."""
 
 ADMIN: Final = "admin"
 """It owns what the administrator's keys ask for."""
+
+FORM_BYTES: Final = 2**16
+"""So many bytes may a form have beside its file."""
 
 LATER: Final = {"Retry-After": "1"}
 """Answers 429 have this header."""
@@ -192,6 +198,8 @@ class Guard:
     def __init__(self, app: ASGIApp, keys: Keys, config: ServerConfig, refused: Callable[[int], None]) -> None:
         self._refused = refused
         self._app, self._keys, self._hosts, self._most = app, keys, Hosts(config), config.max_body_bytes
+        self._most_of_file = self._most if config.batch_folder is None else config.max_batch_file_bytes + FORM_BYTES
+        self._origins = config.allowed_origins
         self._seconds = config.receive_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -204,7 +212,11 @@ class Guard:
             self._refused(error.status)
             await refuse(send, error, scope["path"])
             return
-        await self._app(scope, self._counted(receive), send)
+        await self._app(scope, self._counted(receive, self._limit(scope)), send)
+
+    def _limit(self, scope: Scope) -> int:
+        """Return how many bytes the body of a request may have."""
+        return self._most_of_file if _uploads(scope) else self._most
 
     def _check(self, scope: Scope) -> None:
         """Check the head of a request, and note in its scope whose it is."""
@@ -225,16 +237,29 @@ class Guard:
             scope["owner"] = owner
         if scope["method"] == "POST":
             kind = headers.get("content-type", "").split(";")[0].strip().lower()
-            if kind != "application/json":
-                raise ApiError("the Content-Type must be application/json", status=415, code="wrong_content_type")
+            wanted = "multipart/form-data" if _uploads(scope) else "application/json"
+            if kind != wanted:
+                raise ApiError(f"the Content-Type must be {wanted}", status=415, code="wrong_content_type")
+            if _uploads(scope):
+                self._check_origin(headers.get("origin"))
             length = headers.get("content-length", "0")
-            if not length.isdecimal() or int(length) > self._most:
-                raise self._too_large()
+            if not length.isdecimal() or int(length) > self._limit(scope):
+                raise self._too_large(self._limit(scope))
 
-    def _too_large(self) -> ApiError:
-        return ApiError(f"the request must be at most {self._most} bytes long", status=413, code="request_too_large")
+    def _check_origin(self, origin: str | None) -> None:
+        """Reject a form of a page that may not use the server: browsers send those of any page, without asking before.
 
-    def _counted(self, receive: Receive) -> Receive:
+        Raises:
+            ApiError: it is of such a page.
+        """
+        if origin is not None and "*" not in self._origins and origin not in self._origins:
+            why = f"pages of {shortened(origin)} may not use this server; see --allowed-origins"
+            raise ApiError(why, status=403, code="origin_not_allowed")
+
+    def _too_large(self, most: int) -> ApiError:
+        return ApiError(f"the request must be at most {most} bytes long", status=413, code="request_too_large")
+
+    def _counted(self, receive: Receive, most: int) -> Receive:
         """Return a `receive` of the same messages; a body without a length may not be longer either, and none may take
         too long.
         """
@@ -249,12 +274,16 @@ class Guard:
                 raise HTTPException(408, "the body did not arrive in time") from None
             whole = not message.get("more_body", False)
             size += len(message.get("body", b""))
-            if size > self._most:
-                error = self._too_large()
+            if size > most:
+                error = self._too_large(most)
                 raise HTTPException(error.status, error.message)  # what reads the body lets only these through
             return message
 
         return counted
+
+
+def _uploads(scope: Scope) -> bool:
+    return bool(scope["method"] == "POST" and scope["path"] == FILES)
 
 
 async def refuse(send: Send, error: ApiError, path: str) -> None:

@@ -350,7 +350,7 @@ class ChatRequest(Sampled):
 
 
 class TokenizeRequest(Body):
-    """Is the body of `/tokenize`: a prompt, or a conversation."""
+    """Is the body of `/tokenize`: a prompt, or a conversation; or a content, in the words of llama-server."""
 
     model: str | None = None
     prompt: str | None = None
@@ -361,6 +361,10 @@ class TokenizeRequest(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[Tool], Field(max_length=128), QUICK] | None = None
     return_token_strs: bool = False
+    content: str | None = None
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
 
 
 DecodingRequest = CompletionRequest | ChatRequest

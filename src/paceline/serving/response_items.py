@@ -10,8 +10,12 @@ from pydantic import Field
 
 from paceline.serving.api_errors import ApiError
 from paceline.serving.protocol import CacheBreakpoint, CacheMark, Parsed, Strict, checked
+from paceline.serving.sealed import unsealed
 
 Json = dict[str, Any]
+
+SUMMARY: Final = "Summary of our conversation so far:"
+"""A compaction begins so where the model reads it."""
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -78,7 +82,14 @@ class ReasoningItem(Item):
 
     summary: list[dict[str, Any]] = Field(default_factory=list)
     content: list[dict[str, Any]] | None = None
-    encrypted_content: None = None
+    encrypted_content: str | None = None
+
+
+class CompactionItem(Item):
+    """Holds the summary of what was said before."""
+
+    encrypted_content: str
+    created_by: Annotated[str | None, Field(exclude=True)] = None
 
 
 ITEMS: Final[Mapping[str, tuple[type[Item], str]]] = {
@@ -86,6 +97,7 @@ ITEMS: Final[Mapping[str, tuple[type[Item], str]]] = {
     "function_call": (CallItem, "fc"),
     "function_call_output": (CallOutputItem, "fco"),
     "reasoning": (ReasoningItem, "rs"),
+    "compaction": (CompactionItem, "cmp"),
 }
 """Kinds of items, and how their ids begin."""
 
@@ -127,6 +139,11 @@ def _item(raw: Json, at: str) -> Json:
         complete["content"] = _parts(item.content, "output_text" if spoken else "input_text", f"{at}.content")
     elif isinstance(item, CallOutputItem) and not isinstance(item.output, str):
         complete["output"] = _parts(item.output, "input_text", f"{at}.output")
+    elif isinstance(item, ReasoningItem) and item.encrypted_content and not (item.content or item.summary):
+        text = unsealed(item.encrypted_content, f"{at}.encrypted_content")
+        complete["content"] = [{"type": "reasoning_text", "text": text}]
+    elif isinstance(item, CompactionItem):
+        unsealed(item.encrypted_content, f"{at}.encrypted_content")
     return complete
 
 
@@ -153,6 +170,11 @@ def messages_of(items: Iterable[Json]) -> list[Json]:
     for item in items:
         kind = item["type"]
         if kind == "function_call" and item["status"] == "incomplete":
+            continue
+        if kind == "compaction":
+            turn = {}
+            text = unsealed(item["encrypted_content"], "input")
+            messages.append({"role": "assistant", "content": f"{SUMMARY}\n{text}"})
             continue
         if kind in ("message", "function_call_output") and item.get("role") != "assistant":
             turn = {}

@@ -1,6 +1,6 @@
 """Requests to `/v1/responses` are checked here, and become chats.
 
-What a hosted service does beside decoding (tools of its own, files, images, background work, conversations) is
+What a hosted service does beside decoding (tools of its own, files, images, conversations) is
 rejected with the field's name; nothing is fetched.
 """
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, PrivateAttr
 
+from paceline.serving.api_errors import ApiError
 from paceline.serving.fields import RESPONSES
 from paceline.serving.protocol import Body, CacheMark, ChatRequest, Effort, FunctionName, Strict, checked
 from paceline.serving.response_items import items_of, known, messages_of
@@ -35,6 +36,7 @@ SAME: Final = (
 """These fields go to the chat as they are."""
 
 LOGPROBS: Final = "message.output_text.logprobs"
+SEALED: Final = "reasoning.encrypted_content"
 Included = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -45,9 +47,27 @@ Included = Literal[
     "web_search_call.results",
     "web_search_call.action.sources",
 ]
-"""What a response may hold beside its text. Beside log probabilities it is of tools and images that are not here, or
-thoughts that nobody can read, and which come in the open here.
+"""What a response may hold beside its text. Beside log probabilities and thoughts to carry along it is of tools and
+images that are not here.
 """
+
+
+def response_usage(chat: Json, thoughts: int) -> Json:
+    """Return counts of tokens in the words of this API.
+
+    Args:
+        chat: as chats have them.
+        thoughts: tokens of thoughts that were read off the text.
+    """
+    apart = chat["completion_tokens_details"]["reasoning_tokens"]
+    return {
+        "input_tokens": chat["prompt_tokens"],
+        "input_tokens_details": chat["prompt_tokens_details"] | {"cache_write_tokens": 0},
+        "output_tokens": chat["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": max(thoughts, apart)},
+        "total_tokens": chat["total_tokens"],
+        "speculative": chat["speculative"],
+    }
 
 
 class NamedChoice(Strict):
@@ -133,6 +153,7 @@ class ResponseRequest(Body):
     ) = None
     store: bool | None = None
     stream: bool | None = None
+    background: bool | None = None
     stream_options: Obfuscation | None = None
     truncation: Literal["disabled", "auto"] | None = None
     reasoning: Reasoning | None = None
@@ -159,6 +180,24 @@ class ResponseRequest(Body):
     @property
     def stored(self) -> bool:
         return self.store is not False
+
+    @property
+    def seals(self) -> bool:
+        """Tells whether thoughts are told once more, as clients carry them along."""
+        return SEALED in (self.include or ())
+
+    def check_background(self) -> None:
+        """Reject what cannot go on without its client.
+
+        Raises:
+            ApiError: a stream, or a response that is not kept.
+        """
+        for wrong, why in (
+            (bool(self.stream), "background cannot be used with stream; ask for the response with GET"),
+            (not self.stored, "background needs store: true"),
+        ):
+            if self.background and wrong:
+                raise ApiError(why, param="background")
 
     def asked(self, earlier: list[Json]) -> tuple[list[Json], ChatRequest]:
         """Return the items that this is made from, and the chat that it asks for.

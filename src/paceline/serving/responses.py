@@ -6,19 +6,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from starlette.types import Message
 
 from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import is_json
+from paceline.serving.compaction import Compaction, CompactRequest
+from paceline.serving.entrance import COMPACT
+from paceline.serving.protocol import ChatRequest
 from paceline.serving.response_items import new_id
-from paceline.serving.response_request import CHAT_NAMES, ResponseRequest
+from paceline.serving.response_request import CHAT_NAMES, ResponseRequest, response_usage
 from paceline.serving.response_store import ResponseStore, Stored
 from paceline.serving.runs import Json, RequestRun, json_response, large_response
+from paceline.serving.sealed import sealed
 from paceline.serving.translation import ChatHandler, ChatPiece, Translation
 from paceline.utils import shortened
 
@@ -34,6 +39,7 @@ class ResponseTranslation(Translation):
         items: what it is made from, earlier turns first.
     Attributes:
         over: set when it has ended, and been stored if it is to be and can be.
+        begun: set when it can be asked for.
     """
 
     last = b"data: [DONE]\n\n"
@@ -50,7 +56,7 @@ class ResponseTranslation(Translation):
         self._logprobs: list[Json] = []
         self._ended: Json = {"status": "in_progress"}
         self._unstored: Json = {}
-        self.over = asyncio.Event()
+        self.over, self.begun = asyncio.Event(), asyncio.Event()
 
     def body(self) -> Json:
         params = self.run.reply.jobs[0].params
@@ -69,7 +75,7 @@ class ResponseTranslation(Translation):
             "top_p": params.top_p,
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
-            "background": False,
+            "background": self.request.background is True,
             "service_tier": "default",
             **self._ended,
             **self._unstored,
@@ -80,15 +86,7 @@ class ResponseTranslation(Translation):
         chat = self.run.usage
         if self._ended["status"] == "in_progress" or not chat["prompt_tokens"]:
             return None
-        apart = chat["completion_tokens_details"]["reasoning_tokens"]
-        return {
-            "input_tokens": chat["prompt_tokens"],
-            "input_tokens_details": chat["prompt_tokens_details"] | {"cache_write_tokens": 0},
-            "output_tokens": chat["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": max(self.thoughts, apart)},
-            "total_tokens": chat["total_tokens"],
-            "speculative": chat["speculative"],
-        }
+        return response_usage(chat, self.thoughts)
 
     def _event(self, kind: str, **more: Any) -> Json:
         self._sent += 1
@@ -100,6 +98,7 @@ class ResponseTranslation(Translation):
 
     def begin(self) -> Iterator[Json]:
         self._routes.running[self._owner, self.id] = self
+        self.begun.set()
         yield self._event("created", response=self.body())
         yield self._event("in_progress", response=self.body())
 
@@ -150,6 +149,7 @@ class ResponseTranslation(Translation):
         else:
             item["content"] = [self._part()]
             if item["type"] == "reasoning":
+                item |= {"encrypted_content": sealed(text)} if self.request.seals else {}
                 yield self._at("reasoning_text.done", content_index=0, text=text)
             else:
                 yield self._at("output_text.done", content_index=0, text=text, logprobs=self._logprobs)
@@ -194,12 +194,13 @@ class ResponseTranslation(Translation):
         try:
             return await super()._gathered()
         except ApiError as error:
-            if error.code != CANCELLED:
+            if error.code != CANCELLED and not self.request.background:
                 raise
             await self.fail(error)
             return self.body()
 
     def forget(self) -> None:
+        self.begun.set()
         self._routes.running.pop((self._owner, self.id), None)
         self.over.set()
 
@@ -214,12 +215,14 @@ class ResponseRoutes:
     def __init__(self, chat: ChatHandler, store: ResponseStore) -> None:
         self._chat, self.store = chat, store
         self.running: dict[tuple[str, str], ResponseTranslation] = {}
+        self._background: set[asyncio.Task[Response]] = set()
 
     def add(self, app: FastAPI) -> None:
         """Bind the handlers to their paths."""
         stored_path = "/v1/responses/{name}"
         for method, path, handler in (
             ("POST", "/v1/responses", self.create),
+            ("POST", COMPACT, self.compact),
             ("GET", stored_path, self.retrieve),
             ("DELETE", stored_path, self.delete),
             ("POST", f"{stored_path}/cancel", self.cancel),
@@ -229,20 +232,71 @@ class ResponseRoutes:
 
     async def create(self, request: ResponseRequest, http: Request) -> Response:
         """Answer a request, which may go on from a stored response."""
-        owner, earlier = http.scope["owner"], list[Json]()
-        if (previous := request.previous_response_id) is not None:
-            stored = await asyncio.to_thread(self.store.get, owner, previous)
-            if stored is None:
-                raise _missing(previous, param="previous_response_id", code="previous_response_not_found")
-            earlier = stored.input + stored.response["output"]
+        request.check_background()
+        owner, earlier = http.scope["owner"], await self._earlier(http, request.previous_response_id)
         items, chat = await asyncio.to_thread(request.asked, earlier)
         if request.stored and not await asyncio.to_thread(self.store.holds, items):
             raise ApiError(f"store: the input is longer than the {self.store.most} bytes that this server stores; "
                            "use store: false", status=413, param="store")  # fmt: skip
         try:
+            if request.background:
+                return await self._detached(
+                    chat, http, lambda run: ResponseTranslation(run, request, items, owner, self)
+                )
             return await self._chat(chat, http, lambda run: ResponseTranslation(run, request, items, owner, self))
         except ApiError as error:
             raise error.renamed(CHAT_NAMES) from None
+
+    async def _detached(
+        self, chat: ChatRequest, http: Request, made: Callable[[RequestRun], ResponseTranslation]
+    ) -> Response:
+        """Begin a response that goes on when its client is gone, and answer with what it is at its beginning.
+
+        Raises:
+            ApiError: it cannot begin.
+        """
+        translation: asyncio.Future[ResponseTranslation] = asyncio.get_running_loop().create_future()
+
+        def told(run: RequestRun) -> ResponseTranslation:
+            translation.set_result(made(run))
+            return translation.result()
+
+        task = asyncio.create_task(self._chat(chat, Request(http.scope, _nothing_comes), told))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        waited: set[asyncio.Future[Any]] = {task, translation}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not translation.done():
+            translation.cancel()
+            return task.result()
+        live = translation.result()
+        await live.begun.wait()
+        return await large_response(live.body())
+
+    async def close(self) -> None:
+        """End what runs in the background, and keep it as failed."""
+        for live in list(self.running.values()):
+            if live.request.background:
+                live.run.stop(ApiError("the server was shut down before the answer was complete", status=503))
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    async def compact(self, request: CompactRequest, http: Request) -> Response:
+        """Answer with what the user said in a conversation, and a summary of the whole."""
+        earlier = await self._earlier(http, request.previous_response_id)
+        items, chat = await asyncio.to_thread(request.asked, earlier)
+        try:
+            return await self._chat(chat, http, lambda run: Compaction(run, items))
+        except ApiError as error:
+            raise error.renamed(CHAT_NAMES) from None
+
+    async def _earlier(self, http: Request, previous: str | None) -> list[Json]:
+        """Return the items of the turns that end with a stored response; none without one."""
+        if previous is None:
+            return []
+        stored = await asyncio.to_thread(self.store.get, http.scope["owner"], previous)
+        if stored is None:
+            raise _missing(previous, param="previous_response_id", code="previous_response_not_found")
+        return stored.input + list[Json](stored.response["output"])
 
     async def retrieve(self, name: str, http: Request) -> Response:
         """Answer with a response that runs or is stored."""
@@ -302,6 +356,12 @@ class ResponseRoutes:
         if stored is None:
             raise _missing(name)
         return stored
+
+
+async def _nothing_comes() -> Message:
+    """Receive for a request whose client is not waited for."""
+    await asyncio.Event().wait()
+    return {"type": "http.disconnect"}
 
 
 def _missing(name: str, param: str = "response_id", code: str = "response_not_found") -> ApiError:
