@@ -23,6 +23,7 @@ from paceline.engine import (
 )
 from paceline.errors import ConfigError
 from paceline.llm import LLM
+from paceline.utils import MAX_COUNT, integer
 
 logger = logging.getLogger("paceline")
 
@@ -50,28 +51,41 @@ class AsyncLLM:
         self._workers: dict[int, DecodingWorker] = {}
 
     def stream(
-        self, prompt: Prompt | ReadPrompt, sampling_params: SamplingParams | None = None, *, owner: str = ""
+        self,
+        prompt: Prompt | ReadPrompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        owner: str = "",
+        priority: int = 0,
     ) -> AsyncGenerator[StreamChunk]:
         """What each step adds to one prompt's outputs; `chunk.output` is live and may be ahead of its chunk.
 
         Args:
             prompt, sampling_params: as in `LLM.request`.
             owner: whose request it is. Owners take turns, and each gets its share of the engine's time.
+            priority: of the owner's requests that wait, the one with the lowest number begins first.
         Raises:
             PromptError, ConfigError: at once, before anything runs.
         """
         request, backend = self.llm.request(prompt, sampling_params)
-        request.owner = owner
+        integer("priority", priority, -MAX_COUNT)
+        request.owner, request.priority = owner, priority
         return self._chunks(request, backend)
 
-    def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncGenerator[RequestOutput]:
+    def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
+    ) -> AsyncGenerator[RequestOutput]:
         """One prompt's outputs after each step, as `sampling_params.output_kind` says: all so far, what is new, or once
         at the end.
 
+        Args:
+            priority: of requests that wait, the one with the lowest number begins first.
         Raises:
             PromptError, ConfigError: at once, before anything runs.
         """
         request, backend = self.llm.request(prompt, sampling_params)
+        integer("priority", priority, -MAX_COUNT)
+        request.priority = priority
         return self._assembled(request, backend)
 
     def chat(

@@ -52,7 +52,7 @@ from paceline.models import load_runner
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
 from paceline.search import BeamSearchOutput, BeamSearchParams, SearchConfig, run_searches
-from paceline.utils import Advance, choice, clear_calls, integer, need, request_bar
+from paceline.utils import MAX_COUNT, Advance, choice, clear_calls, integer, items, need, request_bar
 
 logger = logging.getLogger("paceline")
 
@@ -294,6 +294,7 @@ class LLM(metaclass=Named):
         use_tqdm: bool | Callable[..., Any] | None = None,
         *,
         lora_request: None = None,
+        priority: Sequence[int] | None = None,
         search: Mapping[str, Any] | str | None = None,
     ) -> list[RequestOutput]:
         """Decode all prompts to their ends; results in the order of the prompts.
@@ -306,6 +307,7 @@ class LLM(metaclass=Named):
             use_tqdm: show a progress bar; None shows one for several prompts on a terminal. A class or function is
                 called in the place of tqdm.
             lora_request: vLLM's; must be None (an adapter is merged into the weights, `lora`).
+            priority: one number for each prompt; those with the lowest begin first, all others in their order.
             search: a method of search, or a dict with its options: {"method": "beam", "beam_width": 4}
                 (`paceline.search.SearchConfig`). The best `n` texts of each prompt are its outputs, each with a score;
                 nothing is drafted. None decodes token by token.
@@ -314,7 +316,7 @@ class LLM(metaclass=Named):
         """
         self._must_be_open()
         read = [read_prompt(item, self.tokenizer.encode) for item in as_list(prompts)]
-        return self._run(read, sampling_params, use_tqdm, lora_request, search)
+        return self._run(read, sampling_params, use_tqdm, lora_request, search=search, priority=priority)
 
     def _run(
         self,
@@ -322,7 +324,9 @@ class LLM(metaclass=Named):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool | Callable[..., Any] | None,
         lora_request: object,
+        *,
         search: Mapping[str, Any] | str | None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         rule = "be None: an adapter is merged into the weights, with LLM(model, lora=FOLDER)"
         need(lora_request is None, "lora_request", rule, lora_request)
@@ -330,9 +334,12 @@ class LLM(metaclass=Named):
         need(fine, "use_tqdm", "be True, False, None or what takes the place of tqdm", use_tqdm)
         params = self._params(sampling_params, len(prompts))
         requests = [self._request(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        if priority is not None:
+            need(search is None, "priority", "be left out beside search", priority)
+            _set_priorities(requests, priority)
         run = self._backend_for(requests).run if search is None else self._searching(search, params)
         with request_bar(len(requests), use_tqdm) as advance:
-            run(requests, advance)
+            run(sorted(requests, key=lambda request: request.priority), advance)
         results = [request.result() for request in requests]
         if failed := [one.error for result in results for one in result.outputs if one.error is not None]:
             logger.warning(
@@ -463,7 +470,7 @@ class LLM(metaclass=Named):
         need(isinstance(allow_special_tokens, bool), "allow_special_tokens", "be True or False", allow_special_tokens)
         names = {**template, **more, "allow_special_tokens": allow_special_tokens}
         prompts = [ReadPrompt(*self.tokenizer.encode_chat(talk, **names), []) for talk in talks]
-        return self._run(prompts, sampling_params, use_tqdm, lora_request, search)
+        return self._run(prompts, sampling_params, use_tqdm, lora_request, search=search)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
         """Decode one prompt and yield what each step adds.
@@ -611,6 +618,19 @@ class LLM(metaclass=Named):
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
         more = read.tenant, read.prediction, read.drafts
         return Request(f"request-{serial}", read.text, tokens, params, seed, room, *more, inputs=read.inputs)
+
+
+def _set_priorities(requests: Sequence[Request], priorities: Sequence[int]) -> None:
+    """Give each request its own.
+
+    Raises:
+        ConfigError: another number of them, or one that is no integer.
+    """
+    given = items("priority", priorities, "be a list of integers, one for each prompt")
+    need(len(given) == len(requests), "priority", f"be a list of {len(requests)} integers", priorities)
+    for request, one in zip(requests, given, strict=True):
+        integer("priority", one, -MAX_COUNT)
+        request.priority = one
 
 
 def _absent(owner: str, name: str) -> str:

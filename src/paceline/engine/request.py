@@ -36,6 +36,7 @@ class Request:
         streamed: somebody reads the text while it grows; else it is made at the end.
         park_at: an output that has so many tokens is parked (`Scheduler.resume`); None lets all go on.
         owner: who takes turns with others (`engine.fairness`).
+        priority: of the owner's requests that wait, the one with the lowest number begins first.
         inputs: what it has beside its tokens.
     """
 
@@ -51,6 +52,7 @@ class Request:
     streamed: bool = True
     park_at: int | None = None
     owner: str = ""
+    priority: int = 0
     inputs: Inputs = NO_INPUTS
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     outputs: list[CompletionOutput] = field(default_factory=list)

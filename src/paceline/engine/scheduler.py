@@ -55,7 +55,7 @@ class Filling:
 
 
 class Scheduler:
-    """Admits requests up to `max_num_seqs` sequences, first come first served among those of an owner.
+    """Admits requests up to `max_num_seqs` sequences: of an owner by priority, then first come first served.
 
     Args:
         runner: opens the sequences' caches and fills them.
@@ -147,7 +147,7 @@ class Scheduler:
         request.metrics.arrival_time = request.metrics.arrival_time or perf_counter()
         if request.params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
-        self.waiting.append(request.owner, request)
+        self.waiting.append(request.owner, request, request.priority)
 
     def _rules(self, request: Request) -> Rules:
         params, tokenizer = request.params, self.tokenizer
@@ -264,7 +264,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let in who has the least, as far as there is room, or others have more than that: of each owner first those
-        that made way, oldest first, then requests, first come first served.
+        that made way, oldest first, then requests, by priority and then first come first served.
         """
         while self.paused or self.waiting:
             paused = {waiting.first.request.owner: waiting for waiting in reversed(self.paused)}

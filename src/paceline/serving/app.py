@@ -28,7 +28,8 @@ from paceline.serving.entrance import Entrance, guarded
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
 from paceline.serving.jobs import JobFactory, PromptJob
-from paceline.serving.limits import HEALTH, LIVE, Slots, read_keys, read_text
+from paceline.serving.keys import NO_LIMITS, limits_by_owner, read_keys
+from paceline.serving.limits import HEALTH, LIVE, LOAD, PING, Slots, allowed_priority
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
 from paceline.serving.page import LivePage
@@ -47,7 +48,7 @@ from paceline.serving.response_store import ResponseStore
 from paceline.serving.responses import ResponseRoutes
 from paceline.serving.runs import RequestRun, json_response, large_response
 from paceline.serving.translation import Outgoing
-from paceline.utils import shortened
+from paceline.utils import read_text, shortened
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline.serving")
@@ -77,7 +78,8 @@ class Service:
     def __init__(self, model: AsyncLLM, names: Sequence[str], jobs: JobFactory, config: ServerConfig) -> None:
         self.model, self.names, self.jobs, self.config = model, list(names), jobs, config
         self.metrics = Metrics(model, self.names[0] if config.vllm_metrics else None)
-        self.slots, self.grammars, self.started = Slots(config), Grammars(), int(time.time())
+        self.limits = limits_by_owner(config)
+        self.slots, self.grammars, self.started = Slots(config, self.limits), Grammars(), int(time.time())
         self.store = ResponseStore(
             config.response_file, config.max_response_bytes, config.max_response_age, self.metrics.store_failed
         )
@@ -105,7 +107,8 @@ class Service:
         self.check_model(request.model)
         if request.stream_options is not None and not request.stream:
             raise ApiError("stream_options needs stream: true", param="stream_options")
-        owner = http.scope["owner"]
+        owner, facts = http.scope["owner"], http.scope["facts"]
+        priority = allowed_priority(self.limits.get(owner, NO_LIMITS), request.priority)
         with ExitStack() as slot:
             slot.enter_context(self.slots.slot(owner, self.waiting))
             try:
@@ -115,13 +118,14 @@ class Service:
                     await self.grammars.check(bound, constrained_by(request))
                 if self.config.log_requests:
                     _log_prompts(owner, jobs, self.model.llm)
+                facts.use(sum(len(job.prompt.tokens) for job in jobs))
                 streams = await asyncio.to_thread(
-                    lambda: [self.model.stream(job.prompt, job.params, owner=owner) for job in jobs]
+                    lambda: [self.model.stream(job.prompt, job.params, owner=owner, priority=priority) for job in jobs]
                 )
             except PacelineError as error:
                 raise named(error, request) from None
             run = RequestRun(
-                streams, request, reply, metrics=self.metrics, grammars=self.grammars, facts=http.scope["facts"],
+                streams, request, reply, metrics=self.metrics, grammars=self.grammars, facts=facts,
                 max_seconds=self.config.request_timeout,
             )  # fmt: skip
             outgoing: Outgoing = run if translated is None else translated(run)
@@ -213,7 +217,8 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
             await workers.close()
         service.store.close()
 
-    app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
+    about: Json = {"title": "Paceline", "version": __version__, "root_path": config.root_path}
+    app = FastAPI(**about, docs_url=None, redoc_url=None, lifespan=life)
     app.router.route_class, app.state.readers = BodyRoute, Places(READERS)
     _add_errors(app, service)
     routes = Routes(service)
@@ -271,11 +276,13 @@ class Routes:
             **dict.fromkeys(HEALTH, self.health),
             LIVE: self.live,
             "/version": self.version,
+            LOAD: self.load,
             "/metrics": self.metrics,
         }
         for method, routes in (("POST", posts), ("GET", gets)):
             for path, handler in routes.items():
                 app.add_api_route(path, handler, methods=[method], response_model=None, responses=ERRORS)
+        app.add_api_route(PING, self.health, methods=["POST"], response_model=None, responses=ERRORS)
         for path in (*HEALTH, LIVE):
             app.add_api_route(path, gets[path], methods=["HEAD"], response_model=None, include_in_schema=False)
 
@@ -357,6 +364,10 @@ class Routes:
     async def live(self) -> Response:
         closed = self._llm.closed
         return json_response({"status": "closed" if closed else "live"}, 503 if closed else 200)
+
+    async def load(self) -> Response:
+        """Answer with how many requests run or wait, as vLLM does."""
+        return json_response({"server_load": self._service.slots.running.total()})
 
     async def version(self) -> Response:
         return json_response({"version": __version__})
