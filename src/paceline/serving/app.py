@@ -217,8 +217,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
             await workers.close()
         service.store.close()
 
-    about: Json = {"title": "Paceline", "version": __version__, "root_path": config.root_path}
-    app = FastAPI(**about, docs_url=None, redoc_url=None, lifespan=life)
+    app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
     app.router.route_class, app.state.readers = BodyRoute, Places(READERS)
     _add_errors(app, service)
     routes = Routes(service)

@@ -85,8 +85,10 @@ class Entrance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if self._root and scope["path"].startswith(f"{self._root}/"):  # a proxy that has not taken it off
-            scope["path"] = scope["path"].removeprefix(self._root)
+        if self._root:
+            scope["root_path"] = self._root
+            if scope["path"].startswith(f"{self._root}/"):  # behind a proxy that has not taken it off
+                scope["path"] = scope["path"].removeprefix(self._root)
         task, exchange = asyncio.current_task(), _Exchange(scope, send, texts=self._texts)
         assert task is not None
         self._running[exchange] = task
