@@ -57,6 +57,7 @@ class AsyncLLM:
         *,
         owner: str = "",
         priority: int = 0,
+        max_running: int | None = None,
     ) -> AsyncGenerator[StreamChunk]:
         """What each step adds to one prompt's outputs; `chunk.output` is live and may be ahead of its chunk.
 
@@ -64,12 +65,15 @@ class AsyncLLM:
             prompt, sampling_params: as in `LLM.request`.
             owner: whose request it is. Owners take turns, and each gets its share of the engine's time.
             priority: of the owner's requests that wait, the one with the lowest number begins first.
+            max_running: outputs of the owner that are decoded at once; the others wait, oldest first. None is all.
         Raises:
             PromptError, ConfigError: at once, before anything runs.
         """
         request, backend = self.llm.request(prompt, sampling_params)
         integer("priority", priority, -MAX_COUNT)
-        request.owner, request.priority = owner, priority
+        if max_running is not None:
+            integer("max_running", max_running, 1)
+        request.owner, request.priority, request.max_running = owner, priority, max_running
         return self._chunks(request, backend)
 
     def generate(

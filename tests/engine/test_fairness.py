@@ -86,6 +86,29 @@ def test_requests_of_an_owner_begin_by_priority() -> None:
     assert tokens(requests) == alone(requests)
 
 
+@pytest.mark.parametrize(("most", "widest"), [(2, 2), (None, 8)])
+def test_so_many_outputs_of_an_owner_take_part_in_a_step(most: int | None, widest: int) -> None:
+    """And the others after them, all with the tokens that they have alone."""
+    live, flood, other = engine(ToyRunner(16, order=2), max_num_seqs=16), owned("a", 2, 8, n=4), owned("b", 1, 8, n=4)
+    for one in flood:
+        one.max_running = most
+    found: list[int] = []
+    others: list[int] = []
+
+    def look(record: StepRecord) -> None:
+        owners = [sequence.request.owner for sequence in record.sequences]
+        found.append(owners.count("a"))
+        others.append(owners.count("b"))
+
+    with watching(live, look):
+        for one in (*flood, *other):
+            live.add(one)
+        while live.has_work:
+            live.step()
+    assert (max(found), max(others)) == (widest, 4)
+    assert tokens([*flood, *other]) == alone([*flood, *other])
+
+
 def test_requests_begin_in_turn() -> None:
     first, second = owned("a", 6), owned("b", 3)
     order = begun(engine(ToyRunner(16, order=2), max_num_seqs=1), [*first, *second])

@@ -26,7 +26,7 @@ KEYS = """
 keys:
   - {key: few, name: team A, requests_per_minute: 3}
   - {key: short, tokens_per_minute: 40}
-  - {key: small, max_tokens: 8, max_outputs: 4}
+  - {key: small, max_tokens: 8, max_outputs: 4, max_running: 2}
   - {key: late, priority: 5}
   - key: free
 """
@@ -62,9 +62,11 @@ class Noting(AsyncLLM):
     def __init__(self, llm: LLM) -> None:
         super().__init__(llm)
         self.priorities: list[int] = []
+        self.running: list[int | None] = []
 
     def stream(self, prompt: Any, params: Any = None, **more: Any) -> Any:
         self.priorities.append(more["priority"])
+        self.running.append(more["max_running"])
         return super().stream(prompt, params, **more)
 
 
@@ -167,6 +169,10 @@ def test_new_tokens_and_outputs_of_a_key_have_a_limit(limited: Live) -> None:
         assert answer["usage"]["completion_tokens"] == 8, "whoever asks for no number gets so many"
     assert "at most 4 outputs" in ask(limited, "small", n=5).json()["error"]["message"]
     assert len(ask(limited, "small", n=4).json()["choices"]) == 4
+    model = limited.model
+    assert isinstance(model, Noting)
+    assert ask(limited, "free", n=4).status_code == 200
+    assert model.running[-2:] == [2, None], "of four, two at a time"
 
 
 def test_priorities_go_to_the_engine_and_no_key_raises_its_own(limited: Live) -> None:

@@ -69,6 +69,9 @@ class KeyLimits:
     max_outputs: int | None = option(
         None, doc="Maximum number of outputs, prompts times n, that run or wait at once.", low=1
     )
+    max_running: int | None = option(
+        None, doc="Maximum number of outputs that are decoded at the same time; the others wait.", low=1
+    )
     priority: int | None = option(
         None, doc="Priority of requests that give none, and the lowest number that they may give.", low=-MAX_COUNT
     )

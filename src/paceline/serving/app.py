@@ -108,7 +108,8 @@ class Service:
         if request.stream_options is not None and not request.stream:
             raise ApiError("stream_options needs stream: true", param="stream_options")
         owner, facts = http.scope["owner"], http.scope["facts"]
-        priority = allowed_priority(self.limits.get(owner, NO_LIMITS), request.priority)
+        limits = self.limits.get(owner, NO_LIMITS)
+        turns: Json = {"priority": allowed_priority(limits, request.priority), "max_running": limits.max_running}
         with ExitStack() as slot:
             slot.enter_context(self.slots.slot(owner, self.waiting))
             try:
@@ -120,7 +121,7 @@ class Service:
                     _log_prompts(owner, jobs, self.model.llm)
                 facts.use(sum(len(job.prompt.tokens) for job in jobs))
                 streams = await asyncio.to_thread(
-                    lambda: [self.model.stream(job.prompt, job.params, owner=owner, priority=priority) for job in jobs]
+                    lambda: [self.model.stream(job.prompt, job.params, owner=owner, **turns) for job in jobs]
                 )
             except PacelineError as error:
                 raise named(error, request) from None
