@@ -15,11 +15,12 @@ from typing import Any
 import httpx
 import pytest
 from serving.conftest import Live, comes, serve, slowed
+from serving.test_operations import Near
 
 from paceline import LLM, AsyncLLM
 from paceline.config import ServerConfig
 from paceline.errors import ConfigError
-from paceline.serving import Server, create_app
+from paceline.serving import Server, create_app, front_app
 
 COMPLETIONS = "/v1/completions"
 BODY = {"prompt": [5, 6, 7], "max_tokens": 3, "ignore_eos": True}
@@ -27,10 +28,13 @@ serving = contextmanager(serve)
 
 
 @contextmanager
-def running(llm: LLM, **options: Any) -> Iterator[Server]:
-    """A server that runs as the command runs it, but for its signals."""
+def running(llm: LLM, *, replicated: bool = False, **options: Any) -> Iterator[Server]:
+    """A server that runs as the command runs it, but for its signals; `replicated` puts the one before replicas there,
+    with one of them in this process.
+    """
     config = ServerConfig(port=0, drain_timeout=2.0, **options)
     server, app = Server(config), create_app(AsyncLLM(llm), config)
+    app = front_app(Near(app), config) if replicated else app
     prepared = server.prepared(app)
     server.prepared = lambda _: prepared  # type: ignore[method-assign]
     thread = threading.Thread(target=server.run, args=(app,), daemon=True)
@@ -151,6 +155,23 @@ def test_a_unix_socket_that_was_left_behind_makes_way_and_a_file_does_not(tmp_pa
     with pytest.raises(ConfigError, match="choose another --uds"):
         Server(ServerConfig(uds=str(kept)))
     assert kept.read_text() == "mine"
+
+
+def test_before_replicas_all_of_it_holds_too(
+    llm: LLM, tmp_path: Path, certificates: dict[str, tuple[str, str]]
+) -> None:
+    certfile, keyfile = certificates["server"]
+    options: dict[str, Any] = {"replicated": True, "root_path": "/llm", "ssl_certfile": certfile}
+    with running(llm, **options, ssl_keyfile=keyfile) as server:
+        with httpx.Client(base_url=server.url, verify=trusting(certfile), timeout=60) as http:
+            for path in (COMPLETIONS, "/llm/v1/completions"):
+                assert http.post(path, json=BODY).json()["usage"]["completion_tokens"] == 3
+            assert http.get("/load").json() == {"server_load": 0}
+            assert (http.get("/ping").status_code, http.post("/ping").status_code) == (503, 503), "it asks nobody here"
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(f"{server.url}/health", verify=trusting(certificates["stranger"][0]))
+    with running(llm, replicated=True, uds=str(tmp_path / "socket")), over(tmp_path / "socket") as http:
+        assert http.post(COMPLETIONS, json=BODY).status_code == 200
 
 
 def test_under_a_path_of_a_proxy_that_takes_it_off_and_of_one_that_does_not(llm: LLM, live: Live) -> None:
