@@ -119,6 +119,8 @@ def test_every_flag_has_a_variable(run: Command, monkeypatch: pytest.MonkeyPatch
     assert {name for name, variable in variables.items() if variable is None} == {"api_key", "admin_key"}
     assert variables["ssl_certfile"] == "PACELINE_SSL_CERTFILE"
     assert variables["log_level"] == "PACELINE_LOG_LEVEL"
+    switches = {f"PACELINE_{name}" for name in ("PROFILE", "COMPILED", "CACHE_DIR", "CACHE_GB", "HOME")}
+    assert not switches & set(variables.values()), "variables that mean something else"
     others = {one.envvar for one in command.commands["generate"].params if one.opts[0].startswith("-")}
     assert others == {None}, "of this command alone"
 
