@@ -65,7 +65,7 @@ def graphs_of(runner: NativeRunner) -> dict[str, Callable[[], None]]:
         own = ScoringGraphs(decoder, runner.rotary, runner.arena, capture=True)
 
         def use() -> None:
-            runner.graphs, graphs.FROM = own, slots
+            runner.graphs, graphs.LONG_CONTEXT = own, slots
 
         return use
 

@@ -10,6 +10,8 @@ rows      milliseconds of a pass over 1 to 32 rows; llama.cpp's are prompts of s
 ready     seconds from imported libraries to the first token. Ours twice: the first start, with an empty cache folder,
           and the next one with what the first has kept there. Of llama.cpp the whole process, which keeps nothing
 peak      bytes of memory until then, the mapped file included: beyond a process without a model, ours twice
+everyday  tokens per second on the tasks of `paceline demo`, prompts included: plain, and as `auto` drafts. Ours only;
+          nothing is kept where a text differs
 limit     bytes per second of reading an array of the size of the matrices that a step reads, by as many threads, in the
           same run: a step reads its matrices once
 
@@ -66,6 +68,20 @@ def both_starts(file: Path, threads: int) -> dict[str, Any]:
     for name in ("ready", "load", "peak"):
         found[name] = {"first": first[name], "next": found[name]}
     return found
+
+
+def everyday(file: Path, threads: int) -> dict[str, float]:
+    """The demo's tasks, plain and with drafts.
+
+    Raises:
+        SystemExit: a text differs.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-m", "paceline", "demo", "--json", "--model", str(file), "--threads", str(threads)]
+    total = json.loads(output(command, environment))["totals"][-1]
+    if total["identical"] != total["prompts"]:
+        sys.exit(f"{file.name}: {total['prompts'] - total['identical']} texts differ with drafts; no speed is kept")
+    return {"plain": total["plain_tokens_per_second"], "drafts": total["tokens_per_second"]}
 
 
 def llama(program: Path, file: Path, threads: int) -> dict[str, Any]:
@@ -135,7 +151,7 @@ def measured(file: Path, program: Path, given: argparse.Namespace) -> dict[str, 
         theirs.append(llama(program, file, given.threads))
     mine, limit = middle(ours), median(limits)
     return {
-        "paceline": mine,
+        "paceline": mine | {"everyday": everyday(file, given.threads)},
         "llama.cpp": best(middle(theirs)),
         "limit": limit,
         "of the limit": mine["decode"] * mine["bytes"] / limit,

@@ -2,14 +2,14 @@
 
 usage: own_table.py [--folder FOLDER]     changes nothing if all is up to date already
 
-The README's table and plot are of AVX2 alone where it was measured; the page has all processors.
+The README's table and plot have the figures that most people ask for; the page has more.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,8 @@ LOSSES = {
     "int4 and int8": "int4",
     "control": "control",
 }
-COLOURS = ("#8a95a3", "#1b5fc4")
-"""Of llama.cpp, and ours."""
+COLOURS, DRAFTED = ("#8a95a3", "#1b5fc4"), "#1f9d6b"
+"""Of llama.cpp, and ours; ours with drafts."""
 
 NONE = "-"
 
@@ -93,14 +93,22 @@ def both(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def short(result: Mapping[str, Any]) -> str:
-    """The README's table."""
-    processor, found = shown_first(result)
-    heads = ("tokens/s", "", "prompt of 512", "decoding")
-    rows = [
-        (name, engine, number(one["prefill"].get("512")), number(one["decode"])) for name, engine, one in both(found)
-    ]
-    made = result["parts"][f"{processor}, {next(iter(found))}"]
-    return f"{markdown(heads, rows)}\n\nFiles as people download them, {processor}; {origin(made)}."
+    """The README's table: what the plot shows, in figures, on every processor."""
+    heads = ("", "", *PANELS, "everyday tasks, plain / with drafts, tokens/s")
+    tables = []
+    for processor in PROCESSORS:
+        if found := of_processor(result, processor):
+            rows = [(name, engine, *_cells(one)) for name, engine, one in both(found)]
+            made = result["parts"][f"{processor}, {next(reversed(found))}"]
+            tables.append(f"{markdown(heads, rows)}\n\n{processor[0].upper()}{processor[1:]}: {origin(made)}.")
+    return "\n\n".join(tables)
+
+
+def _cells(one: Mapping[str, Any]) -> Iterator[str]:
+    for figure_of in PANELS.values():
+        yield number(figure_of(one))
+    tasks = one.get("everyday")
+    yield f"{number(tasks['plain'])} / {number(tasks['drafts'])}" if tasks else NONE
 
 
 def long(result: Mapping[str, Any]) -> str:
@@ -157,29 +165,57 @@ def loss(result: Mapping[str, Any]) -> str:
     return markdown(heads, [tuple(cell.replace("%", " %") for cell in row) for row in rows])
 
 
+PANELS: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
+    "to the first token, s": lambda one: one.get("ready", {}).get("next"),
+    "memory, GB": lambda one: one["peak"]["next"] / 1e9 if "peak" in one else None,
+    "prompt of 512, tokens/s": lambda one: one["prefill"].get("512"),
+    "decoding, tokens/s": lambda one: one["decode"],
+}
+"""Titles of the plot's panels, and their figure of an engine's."""
+
+DRAFTS = "everyday tasks with drafts"
+
+
 def plot(result: Mapping[str, Any]) -> str:
-    """Bars of both engines, prompts and decoding, in SVG with text as text."""
-    processor, found = shown_first(result)
-    plt, places = pyplot(), range(len(found))
-    style = {"svg.fonttype": "none", "svg.hashsalt": processor, "font.family": "sans-serif", "font.size": 11}
-    panels = {"decoding": lambda one: one["decode"], "prompt of 512": lambda one: one["prefill"]["512"]}
+    """Bars of both engines on every processor and file, and of ours with drafts, in SVG with text as text."""
+    rows = [
+        (f"{NAMES[file].split(',')[0]}\n{processor}", found)
+        for processor in PROCESSORS
+        for file, found in of_processor(result, processor).items()
+        if file != "smollm2"
+    ]
+    plt, places = pyplot(), range(len(rows))
+    style = {"svg.fonttype": "none", "svg.hashsalt": "own computers", "font.family": "sans-serif", "font.size": 10}
     with plt.rc_context(style):
-        figure, axes = plt.subplots(1, 2, figsize=(10, 0.75 * len(found) + 1.0), layout="constrained", sharey=True)
-        for panel, (title, figure_of) in zip(axes, panels.items(), strict=True):
+        height = 0.7 * len(rows) + 1.0
+        figure, axes = plt.subplots(1, len(PANELS) + 1, figsize=(14, height), layout="constrained", sharey=True)
+        for panel, (title, figure_of) in zip(axes, PANELS.items(), strict=False):
             for offset, (key, engine), colour in zip((-0.2, 0.2), ENGINES.items(), COLOURS, strict=True):
-                rates = [figure_of(one[key]) for one in found.values()]
-                bars = panel.barh([place + offset for place in places], rates, 0.36, color=colour)
-                panel.bar_label(bars, [f"{number(rate)} {engine}" for rate in rates], padding=4)
-            panel.set_title(f"{title}, tokens/s", loc="left", weight="bold")
-            panel.margins(x=0.35)
-            panel.tick_params(left=False, bottom=False, labelbottom=False)
-            panel.spines[:].set_visible(False)
-        axes[0].set_yticks(places, [NAMES[file] for file in found], weight="bold")
+                _bars(panel, [place + offset for place in places], [figure_of(one[key]) for _, one in rows], colour)
+                if panel is axes[0]:
+                    panel.plot([], [], color=colour, linewidth=6, label=engine)
+            panel.set_title(title, loc="left", weight="bold")
+        for offset, key, colour in ((-0.2, "plain", COLOURS[1]), (0.2, "drafts", DRAFTED)):
+            tasks = [one["paceline"].get("everyday", {}).get(key) for _, one in rows]
+            _bars(axes[-1], [place + offset for place in places], tasks, colour)
+        axes[0].plot([], [], color=DRAFTED, linewidth=6, label=f"Paceline, {DRAFTS}")
+        axes[-1].set_title("everyday tasks, tokens/s", loc="left", weight="bold")
+        axes[0].set_yticks(places, [name for name, _ in rows])
         axes[0].invert_yaxis()
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
         text = StringIO()
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format")))
         plt.close(figure)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _bars(panel: Any, places: Sequence[float], values: Sequence[float | None], colour: str) -> None:
+    """Horizontal bars with their figures; none where nothing was measured."""
+    bars = panel.barh(places, [value or 0.0 for value in values], 0.36, color=colour)
+    panel.bar_label(bars, [number(value) if value else "" for value in values], padding=3)
+    panel.margins(x=0.3)
+    panel.tick_params(left=False, bottom=False, labelbottom=False)
+    panel.spines[:].set_visible(False)
 
 
 def texts(folder: Path = RESULTS) -> dict[str, str]:

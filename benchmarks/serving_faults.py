@@ -5,7 +5,7 @@ usage: serving_faults.py [--count 1000] [--seed 0] [--clients 6] [--tokens 24] [
 A server in this process (the bundled model in strict mode, `ngram` and `suffix` drafting) gets --clients requests at
 once, again and again; during each round one fault of FAULTS happens in a random call:
 
-step, score, extend, commit, keep, remove   the engine's step, a pass of the model, the feeding of prompts, the
+step, score, extend, commit, retain, remove   the engine's step, a pass of the model, the feeding of prompts, the
                     handling of cache blocks, or the end of a request raises, before or after its work, also MemoryError
 drafter, invalid    a drafter raises, or proposes a tree that is none
 rule                the constraint of a request raises
@@ -49,7 +49,7 @@ from paceline.bench import bundled_prompts
 from paceline.grammar import Constraint
 from paceline.tree import TokenTree
 
-ENGINE = ("step", "score", "extend", "commit", "keep", "remove")
+ENGINE = ("step", "score", "extend", "commit", "retain", "remove")
 FAULTS = (*ENGINE, "rule", "drafter", "invalid", "client")
 CASES: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -116,8 +116,8 @@ def injected(llm: LLM, kind: str, dice: random.Random) -> Iterator[Once]:
     once, engine = Once(dice, after=kind != "step"), llm.engine
     drafter = dice.choice(engine.parts.drafter_set.drafters)
     places = {"step": engine, "score": llm.runner, "extend": llm.runner, "commit": llm.runner,
-              "keep": engine.scheduler.memory, "remove": engine.scheduler}  # fmt: skip
-    if kind in ("extend", "keep", "remove", "rule", "drafter"):
+              "retain": engine.scheduler.memory, "remove": engine.scheduler}  # fmt: skip
+    if kind in ("extend", "retain", "remove", "rule", "drafter"):
         once._left %= 6  # which are called seldom
     if kind in places:
         with patch.object(places[kind], kind, once.around(getattr(places[kind], kind))):

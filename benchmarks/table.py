@@ -1,4 +1,4 @@
-"""Writes the table and the plot of the README: tokens per second of SmolLM2 in Paceline and in other engines.
+"""Writes a table and a plot of docs/benchmarks.md: tokens per second of SmolLM2 in Paceline and in other engines.
 
 usage: table.py            changes nothing if both are up to date already
 
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the README shows, the slowest engine first.
+    """What the page shows, the slowest engine first.
 
     Attributes:
         over_plain: speed-up of `auto` over plain decoding of Paceline, with its 95 % interval, where it was measured.
@@ -83,7 +83,7 @@ def _ordered(rows: list[Row]) -> list[Row]:
 
 
 def table(shown: Figures) -> str:
-    """Markdown for the README."""
+    """Markdown for the page."""
     head = ["| tokens/s | plain | with drafts |", "|---|---|---|"]
     lines = [
         f"| {row.engine} | {row.plain:.0f} | {f'**{row.best:.0f}**' if row.engine == OURS else f'{row.best:.0f}'} "
@@ -136,11 +136,11 @@ def committed() -> Figures:
 
 
 def main() -> None:
-    shown, readme = committed(), ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
+    shown, page = committed(), ROOT / "docs" / "benchmarks.md"
+    text = page.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    readme.write_text(f"{before}{BEGIN}\n{table(shown)}\n{END}{after}", encoding="utf-8")
+    page.write_text(f"{before}{BEGIN}\n{table(shown)}\n{END}{after}", encoding="utf-8")
     PLOT.write_text(plot(shown), encoding="utf-8")
 
 

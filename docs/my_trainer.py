@@ -27,12 +27,12 @@ class MyTrainer(PathTrainer):
     def __init__(self, config, rows, depths=4):
         super().__init__(config, rows, depths)
         size = config.hidden_size
-        made = [nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(size, size)])}) for _ in range(config.num_heads)]
-        self.heads = nn.ModuleList(made)  # its parameters are the tensors of the file: heads.0.blocks.0.weight, ...
+        heads = [nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(size, size)])}) for _ in range(config.num_heads)]
+        self.heads = nn.ModuleList(heads)  # its parameters are the tensors of the file: heads.0.blocks.0.weight, ...
 
     @classmethod
-    def begun(cls, llm, config, vocabulary):
-        head, view = super().begun(llm, config, vocabulary)
+    def init(cls, llm, config, vocabulary):
+        head, view = super().init(llm, config, vocabulary)
         head.decay = config.decay
         return head, view
 
@@ -41,7 +41,7 @@ class MyTrainer(PathTrainer):
         sizes = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
         return HeadConfig(method="medusa", draft_vocab_size=draft_vocab_size, num_heads=depths, **sizes)
 
-    def made(self, batch):
+    def head_states(self, batch):
         states = batch.final.flatten(0, 1)
         for depth, head in enumerate(self.heads):
             at, columns = batch.learned(depth + 2)  # the first head says the token after next

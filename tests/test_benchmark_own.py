@@ -117,6 +117,7 @@ def engine(scale: float) -> dict[str, Any]:
 
 def result(processor: str = "AVX2 alone") -> dict[str, Any]:
     ours = engine(2.0) | {"ready": {"first": 9.0, "next": 1.25}, "peak": {"first": 3e9, "next": 1e9}}
+    ours["everyday"] = {"plain": 15.0, "drafts": 30.0}
     found = {"paceline": ours, "llama.cpp": engine(1.0), "limit": 1e10, "of the limit": 0.875}
     made = {"cpu": "chip", "threads": 3, "date": "2026-01-02T03:04", "command": "that"}
     return {"parts": {f"{processor}, qwen05": made}, f"{processor}, qwen05": found}
@@ -126,8 +127,9 @@ def test_the_tables_hold_the_figures_and_their_processor(scripts: dict[str, Modu
     table = scripts["own_table"]
     for processor in ("AVX2 alone", "all instructions"):
         short = table.short(result(processor))
-        assert "| Qwen2.5-Coder 0.5B, Q4_K_M | llama.cpp | 100 | 10.0 |\n|  | Paceline | 200 | 20.0 |" in short
-        assert f"{processor}; chip, 3 threads, 2026-01-02; made by `that`." in short
+        assert "| Qwen2.5-Coder 0.5B, Q4_K_M | llama.cpp | 2.50 | 1.50 | 100 | 10.0 | - |" in short
+        assert "|  | Paceline | 1.25 | 1.00 | 200 | 20.0 | 15.0 / 30.0 |" in short
+        assert f"{processor[0].upper()}{processor[1:]}: chip, 3 threads, 2026-01-02; made by `that`." in short
     long = table.long(result())
     assert (
         "| Paceline | 200 / 100 | 20.0 | 0.50 / 1.00 / 2.00 / 4.00 / 8.00 / 16.0 | 9.00 / 1.25 | 3.00 / 1.00 |" in long
@@ -137,8 +139,10 @@ def test_the_tables_hold_the_figures_and_their_processor(scripts: dict[str, Modu
     both = result() | result("all instructions")
     both["parts"] |= result()["parts"]
     assert table.long(both).count("| Paceline |") == 2
-    assert table.short(both) == table.short(result())
-    assert {">20.0 Paceline<", ">10.0 llama.cpp<", ">200 Paceline<"} <= set(re.findall(r">[^<>]+<", table.plot(both)))
+    assert table.short(both).count("| Paceline |") == 2
+    drawn = re.findall(r">([^<>]+)<", table.plot(both))
+    assert [drawn.count(figure) for figure in ("20.0", "10.0", "200", "1.25", "15.0", "30.0")] == [2] * 6
+    assert {"Paceline", "llama.cpp", "AVX2 alone", "all instructions"} <= set(drawn)
 
 
 def test_of_llama_cpp_the_best_setting_counts(scripts: dict[str, ModuleType]) -> None:
@@ -174,3 +178,15 @@ def test_the_pages_show_the_committed_figures(scripts: dict[str, ModuleType]) ->
     drawn = table.plot(json.loads((table.RESULTS / "own_computers.json").read_text()))
     words = re.compile(r"<text[^>]*>([^<]*)<")
     assert words.findall(table.PLOT.read_text(encoding="utf-8")) == words.findall(drawn)
+
+
+def test_no_everyday_speed_is_kept_where_a_text_differs(
+    scripts: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = scripts["own_computers"]
+    total = {"prompts": 10, "identical": 10, "plain_tokens_per_second": 15.0, "tokens_per_second": 30.0}
+    monkeypatch.setattr(made, "output", lambda *_: json.dumps({"totals": [total]}))
+    assert made.everyday(Path("x.gguf"), 2) == {"plain": 15.0, "drafts": 30.0}
+    total["identical"] = 9
+    with pytest.raises(SystemExit, match=r"x\.gguf: 1 texts differ with drafts; no speed is kept"):
+        made.everyday(Path("x.gguf"), 2)

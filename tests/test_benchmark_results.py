@@ -1,4 +1,4 @@
-"""Result files of the benchmarks: every part says which run made it, and the table of the README quotes the runs of its
+"""Result files of the benchmarks: every part says which run made it, and the table of the page quotes the runs of its
 rows.
 """
 
@@ -106,7 +106,7 @@ def test_all_engines_of_one_run_take_the_place_of_transformers_alone() -> None:
 def test_the_readme_shows_the_committed_figures() -> None:
     table = script("table")
     shown = table.figures(*results())
-    assert table.table(shown) in (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    assert table.table(shown) in (FOLDER.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     texts = re.compile(r"<text[^>]*>([^<]*)<")
     kept, drawn = (texts.findall(svg) for svg in (table.PLOT.read_text(encoding="utf-8"), table.plot(shown)))
     assert kept == drawn, "run: python benchmarks/table.py"

@@ -1,7 +1,6 @@
-"""Drafting with part of a toy target's layers: `models.runners.layer_drafts.LayerDrafts` without weights.
+"""The layers of a toy target, which can be run in part, and its head: `models.RunsLayers` and `models.HasHead`.
 
-Its logits are those of the ToyRunner with noise, the less the more layers run. It checks its callers as the toy does,
-and leaves drafted positions in the cache's scratch, as a native runner does.
+The logits are those of the ToyRunner with noise, the less the more layers run.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ import torch
 from toy_numbers import normal
 
 from paceline.models import LayerPlan
-from paceline.models.runners.layer_drafts import best_of
-from paceline.tree import Scores, TokenTree
 
 NOISE = 0.8
 """Standard deviation of the noise of a model without layers, as a share of the logits'."""
@@ -41,7 +38,7 @@ def _matrix(seed: int, hidden_size: int, vocab_size: int) -> torch.Tensor:
 
 
 class ToyLayers:
-    """Drafts by the layers of a ToyRunner."""
+    """What the layers of a ToyRunner make of texts."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -59,40 +56,21 @@ class ToyLayers:
         return row.to(runner.info.dtype)
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
-        """What `step` said beside these states; of others, numbers that depend on nothing else."""
+        """The logits of texts whose states these are; of other states, numbers that depend on nothing else."""
         matrix = _matrix(self._runner.seed, hidden.shape[1], self._runner.info.vocab_size)
         remembered = [self._remembered.get(direction(row)) for row in hidden]
         rows = [row.float() @ matrix if known is None else known for row, known in zip(hidden, remembered, strict=True)]
         return torch.stack(rows) if rows else torch.zeros(0, self._runner.info.vocab_size)
 
-    def best(self, hidden: torch.Tensor) -> list[int]:
-        return best_of(self.head(hidden))
+    def run(self, texts: Sequence[Sequence[int]], plan: LayerPlan) -> list[torch.Tensor]:
+        """The states (hidden,) behind the plan's last layer after each text."""
+        return [self._step(text, self.layers_of(plan))[1] for text in texts]
 
-    def step(
-        self,
-        caches: Sequence[Any],
-        inputs: Sequence[Sequence[int]],
-        plan: LayerPlan,
-        *,
-        states: bool = False,
-        logits: bool = True,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        runner = self._runner
-        runner._check(caches, inputs)
-        assert plan.first == 0
-        rows, hidden = [], []
-        for cache, own in zip(caches, inputs, strict=True):
-            runner._check_tokens(own)
-            chain = [(int(token), i - 2) for i, token in enumerate(own)]
-            assert chain[:-1] == cache.inputs[: len(own) - 1], "the inputs before the last were not fed"
-            assert cache.length + len(own) <= runner.info.max_context, "a draft outgrew the context"
-            cache.inputs = chain
-            row, state = self._step([*cache.tokens, *own], self.layers_of(plan))
-            rows.append(row)
-            hidden.append(state)
-        return torch.stack(rows) if logits else torch.zeros(0, runner.info.vocab_size), torch.stack(hidden)[
-            : len(rows) * states
-        ]
+    def check_states(self, hidden: torch.Tensor, texts: Sequence[Sequence[int]], first: int) -> None:
+        """Whether these are the states of the texts before layer `first`, none of the earlier ones left out."""
+        assert len(hidden) == len(texts)
+        for row, text in zip(hidden, texts, strict=True):
+            assert torch.equal(row, self._runner.hidden(first - 1, text)), "states of something else"
 
     def _step(self, text: Sequence[int], layers: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (v,) and state (hidden,) after `text`; the head remembers what it said of that state."""
@@ -108,23 +86,3 @@ class ToyLayers:
     def layers_of(self, plan: LayerPlan) -> int:
         stop = self._runner.info.num_layers if plan.stop is None else plan.stop
         return stop - len([i for i in range(stop) if i in plan.skip_attention and i in plan.skip_mlp])
-
-    def score(
-        self,
-        caches: Sequence[Any],
-        roots: Sequence[int],
-        trees: Sequence[TokenTree],
-        known: Sequence[torch.Tensor],
-        plan: LayerPlan,
-    ) -> Scores:
-        layer = self.layers_of(plan) - 1
-        for cache, root, tree, rows in zip(caches, roots, trees, known, strict=True):
-            inputs = [root, *tree.tokens.tolist()]
-            assert len(rows) <= len(inputs)
-            for count, row in enumerate(rows, 1):
-                assert cache.inputs[count - 1] == (inputs[count - 1], count - 3), "scratch holds something else"
-                assert torch.equal(row, self._runner.hidden(layer, [*cache.tokens, *inputs[:count]])), (
-                    "states of something else"
-                )
-        scores: Scores = self._runner.score(caches, roots, trees)
-        return scores

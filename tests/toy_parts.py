@@ -17,11 +17,11 @@ from toy_numbers import normal
 
 from paceline.errors import ConfigError, PromptError
 from paceline.models import NO_INPUTS, Capabilities, Inputs, PartAbilities, Rollback, context_of
-from paceline.models.base import check_chains
+from paceline.models.checks import check_chains
 from paceline.models.runners import NativeRunner
 from paceline.models.state import NativeCache
 from paceline.models.state.cache_memory import ArenaMemory
-from paceline.models.state.parts import KeepsStates, SequenceState
+from paceline.models.state.parts import CompositeState, StateOperations
 from paceline.tree import Scores, TokenTree
 
 MODEL: dict[str, Any] = {"vocab_size": 64, "max_position_embeddings": 512}
@@ -42,7 +42,7 @@ class RunningHash:
 
     Attributes:
         value: after the committed tokens. checkpoints: values by length; one at the end of every chunk of known tokens.
-        inputs: tokens that were scored and wait for `keep`. noted: values after each.
+        inputs: tokens that were scored and wait for `commit`. noted: values after each.
     """
 
     abilities: ClassVar[PartAbilities] = PartAbilities(rollback=Rollback.CHECKPOINTS, branches=False, shared=False)
@@ -69,7 +69,7 @@ class RunningHash:
             self.noted.append(mixed(self.noted[-1] if self.noted else self.value, token))
         return self.noted[done:]
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
         """Take the value that was noted after the last accepted token."""
         self.value = self.noted[len(path)]
         self._kept(1 + len(path))
@@ -95,9 +95,6 @@ class RunningHash:
         other.length, other.value, other.checkpoints = self.length, self.value, dict(self.checkpoints)
         return other
 
-    def beginning(self, length: int) -> Self:
-        raise AssertionError("a state that is not shared was asked for a beginning")
-
     def release(self) -> None:
         self.checkpoints = {}
 
@@ -105,7 +102,7 @@ class RunningHash:
 class ReplayedHash(RunningHash):
     """Notes nothing: it reads the accepted tokens again from where it stood before they were scored."""
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
         for token in self.inputs[: 1 + len(path)]:
             self.value = mixed(self.value, token)
         self._kept(1 + len(path))
@@ -114,7 +111,7 @@ class ReplayedHash(RunningHash):
 class ForgetfulHash(RunningHash):
     """Wrong: it stays where the last scored token left it, accepted or not."""
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
         self.value = self.noted[-1]
         self._kept(1 + len(path))
 
@@ -125,7 +122,7 @@ class SharingHash(RunningHash):
     abilities: ClassVar[PartAbilities] = PartAbilities(rollback=Rollback.CHECKPOINTS, branches=False, shared=True)
 
 
-class HybridRunner(KeepsStates[SequenceState]):
+class HybridRunner(StateOperations[CompositeState]):
     """Attention and a recurrence; see `paceline.models.Runner`.
 
     Args:
@@ -136,16 +133,16 @@ class HybridRunner(KeepsStates[SequenceState]):
         self.native, self.recurrent = runner_of(tiny_llama(**MODEL), **options), recurrent
         self.info = self.native.info
         abilities = PartAbilities.common([NativeCache.abilities, recurrent.abilities])
-        self.capabilities = Capabilities(trees=True, fork=True, blocks=True).within(abilities)
+        self.capabilities = Capabilities(trees=True, fork=True).within(abilities)
         self.memory = ArenaMemory(self.native.arena, abilities)
 
-    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> SequenceState:
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
         context_of(self, inputs)
-        return SequenceState(self.native.open(prompt_length), [self.recurrent()])
+        return CompositeState(self.native.open(prompt_length), [self.recurrent()])
 
     def extend(
         self,
-        caches: Sequence[SequenceState],
+        caches: Sequence[CompositeState],
         tokens: Sequence[Sequence[int]],
         *,
         taps: Sequence[int] = (),
@@ -157,7 +154,7 @@ class HybridRunner(KeepsStates[SequenceState]):
 
     def score(
         self,
-        caches: Sequence[SequenceState],
+        caches: Sequence[CompositeState],
         roots: Sequence[int],
         trees: Sequence[TokenTree],
         *,
@@ -176,7 +173,7 @@ class HybridRunner(KeepsStates[SequenceState]):
         return Scores(scores.logits + torch.stack(rows), scores.rows, scores.taps)
 
 
-def recurrent_of(state: SequenceState) -> RunningHash:
+def recurrent_of(state: CompositeState) -> RunningHash:
     (part,) = state.others
     assert isinstance(part, RunningHash)
     return part
@@ -227,7 +224,7 @@ class EncoderMemory:
                 found[position - start] = torch.from_numpy(span.embeddings[position - span.start].copy())
         return found + self.added
 
-    def keep(self, path: Sequence[int]) -> None: ...
+    def commit(self, path: Sequence[int]) -> None: ...
 
     def check_truncate(self, length: int) -> None: ...
 
@@ -236,13 +233,10 @@ class EncoderMemory:
     def fork(self) -> Self:
         return self
 
-    def beginning(self, length: int) -> Self:
-        return self
-
     def release(self) -> None: ...
 
 
-class EncoderRunner(KeepsStates[SequenceState]):
+class EncoderRunner(StateOperations[CompositeState]):
     """A decoder that follows what an encoder has read.
 
     Args:
@@ -255,7 +249,7 @@ class EncoderRunner(KeepsStates[SequenceState]):
         self.native = runner_of(tiny_llama(**MODEL)) if native is None else native
         self.info = self.native.info
         abilities = PartAbilities.common([NativeCache.abilities, EncoderMemory.abilities])
-        self.capabilities = Capabilities(trees=True, fork=True, blocks=True).within(abilities)
+        self.capabilities = Capabilities(trees=True, fork=True).within(abilities)
         self.memory = ArenaMemory(self.native.arena, abilities)
 
     def most_tokens(self, inputs: Inputs) -> int:
@@ -264,13 +258,13 @@ class EncoderRunner(KeepsStates[SequenceState]):
             raise PromptError(f"encoder tokens must lie in 0..{self.info.vocab_size - 1}")
         return self.info.max_context - len(inputs.encoder_tokens)
 
-    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> SequenceState:
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
         context_of(self, inputs)
-        return SequenceState(self.native.open(prompt_length), [EncoderMemory(inputs, self.info.hidden_size)])
+        return CompositeState(self.native.open(prompt_length), [EncoderMemory(inputs, self.info.hidden_size)])
 
     def extend(
         self,
-        caches: Sequence[SequenceState],
+        caches: Sequence[CompositeState],
         tokens: Sequence[Sequence[int]],
         *,
         taps: Sequence[int] = (),
@@ -282,7 +276,7 @@ class EncoderRunner(KeepsStates[SequenceState]):
 
     def score(
         self,
-        caches: Sequence[SequenceState],
+        caches: Sequence[CompositeState],
         roots: Sequence[int],
         trees: Sequence[TokenTree],
         *,
@@ -296,7 +290,7 @@ class EncoderRunner(KeepsStates[SequenceState]):
         states, found = self.native.run_layers(keys, roots, trees, hidden=hidden, taps=taps, computed=computed)
         return Scores(self.native.head(states), tuple(accumulate(map(len, fed), initial=0)), found)
 
-    def _embedded(self, state: SequenceState, tokens: Sequence[int]) -> torch.Tensor:
+    def _embedded(self, state: CompositeState, tokens: Sequence[int]) -> torch.Tensor:
         (part,) = state.others
         assert isinstance(part, EncoderMemory)
         return part.embedded(self.native, tokens, state.length)

@@ -17,7 +17,7 @@ import torch
 from toy_layers import ToyLayers
 from toy_numbers import normal
 
-from paceline.models import NO_INPUTS, Capabilities, Inputs, ModelInfo, context_of
+from paceline.models import NO_INPUTS, Capabilities, Inputs, LayerPlan, ModelInfo, context_of
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 
 Rows = list[list[int]]
@@ -98,10 +98,8 @@ class ToyRunner:
             weight_bytes=1000,
             fingerprint=f"toy-{vocab_size}-{order}-{seed}",
         )
-        self.capabilities = Capabilities(
-            trees=trees, taps=True, layer_subsets=True, early_exit=True, head=True, fork=True
-        )
-        self.layer_drafts = ToyLayers(self)
+        self.capabilities = Capabilities(trees=trees, taps=True, fork=True)
+        self.layers = ToyLayers(self)
         self.open_caches = 0
         self.fed = 0
         self.calls = 0
@@ -143,7 +141,9 @@ class ToyRunner:
 
     def hidden(self, layer: int, text: Sequence[int]) -> torch.Tensor:
         """(hidden,) state at `layer` of the last token of `text`."""
-        state = normal(self.info.hidden_size, (self.seed, layer + 2, *self._key(text)))
+        key = self._key(text)
+        end = () if len(key) == self.order else (2**31 + len(key),)  # else seeds of (3,) and (3, 0) give the same
+        state = normal(self.info.hidden_size, (self.seed, layer + 2, *key, *end))
         return torch.from_numpy(state.copy()).to(self.info.dtype)
 
     def _scores(self, logit_texts: list[Rows], tap_texts: list[Rows], taps: Sequence[int]) -> Scores:
@@ -216,6 +216,31 @@ class ToyRunner:
         for token, parent in zip(tokens, parents, strict=True):
             texts.append([*texts[parent + 1], token])
         return texts[computed:]
+
+    def run_layers(
+        self,
+        caches: Sequence[ToyCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        *,
+        plan: LayerPlan,
+        hidden: torch.Tensor | None = None,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        computed = [0] * len(caches) if computed is None else computed
+        self._check(caches, roots, trees, computed)
+        before = [list(cache.inputs) for cache in caches]
+        texts = [text for each in zip(caches, roots, trees, computed, strict=True) for text in self._score_one(*each)]
+        if hidden is not None:
+            self.layers.check_states(hidden, texts, plan.first)
+            pairs = zip(caches, before, strict=True)
+            ensure(all(c.inputs == fed[: len(c.inputs)] for c, fed in pairs), "scratch holds something else")
+        states = torch.stack(self.layers.run(texts, plan))
+        return states, {layer: torch.stack([self.hidden(layer, text) for text in texts]) for layer in taps}
+
+    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
+        return self.layers.head(hidden, norm=norm)
 
     def commit(self, caches: Sequence[ToyCache], paths: Sequence[Sequence[int]]) -> None:
         self._check(caches, paths)

@@ -62,7 +62,7 @@ ABILITIES: Final = {
     "blocks": "keeps its caches in blocks",
     "truncate": "can take back tokens that it has read",
 }
-"""What a model must be able to do for a method, by the names of `Capabilities`."""
+"""What a model must be able to do for a method, by the names of `models.has_ability`."""
 
 _temporary: dict[str, dict[str, Entry]] = {}
 

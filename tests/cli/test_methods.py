@@ -11,7 +11,7 @@ from paceline import registry
 from paceline.cli.methods import AUTO, in_use, left_out, needs
 from paceline.diffusion import METHODS
 from paceline.llm import LLM
-from paceline.models import Capabilities
+from paceline.models.abilities import FLAGS, PROTOCOLS
 from paceline.registry import ABILITIES
 
 NAMES = {name for family in registry.FAMILIES for name in registry.table(family)}
@@ -51,7 +51,7 @@ def test_needs_are_said_in_words() -> None:
     assert {name for entry in registry.table("drafters").values() for name in entry.needs if "_" in name} <= set(
         ABILITIES
     )
-    assert set(ABILITIES) <= set(Capabilities.__dataclass_fields__)
+    assert set(ABILITIES) == FLAGS | PROTOCOLS.keys()
     assert needs(registry.lookup("drafters", "layer_skip")).startswith(
         "a model that can run its first layers alone and"
     )

@@ -19,7 +19,7 @@ from paceline import LLM
 from paceline.checkpoints import Tokenizer
 from paceline.config import SpeculativeConfig
 from paceline.doctor import PassFacts, gather, visit
-from paceline.doctor.checks import CHECKS, break_even, chance_of, diagnose
+from paceline.doctor.checks import CHECKS, Diagnosis, break_even, chance_of, diagnose
 from paceline.doctor.facts import DraftFacts, FormFacts, MachineFacts, ProbedToken, ProbeFacts, SetupFacts, TargetFacts
 from paceline.doctor.gather import draft_names
 from paceline.llm import BUNDLED
@@ -329,12 +329,24 @@ def test_the_bundled_pair_is_fine(llm: LLM) -> None:
 def test_long_parts_are_told(llm: LLM) -> None:
     told: list[tuple[str, int, int]] = []
     visit(llm, {"method": "ngram"}, PROMPTS[:1], lambda *one: told.append(one))
-    assert told == [
-        ("probing drafters", 0, 1),
-        ("probing drafters", 1, 1),
-        ("timing passes", 0, 1),
-        ("timing passes", 1, 1),
-    ]
+    stages = ("looking at the machine", "timing passes", "probing drafters")
+    assert told == [(stage, done, 1) for stage in stages for done in (0, 1)]
+
+
+def test_each_check_ends_in_one_stage_and_is_told_there(llm: LLM) -> None:
+    told: list[Diagnosis] = []
+    whole = visit(llm, {"method": "nothing of this name"}, PROMPTS[:1], told=told.append)
+    assert [name for part in told for name in part.asked] == [check.name for check in CHECKS]
+    assert [part for part in told if "setup" in part.asked] == [told[-1]]  # where the method fails
+    assert [finding for part in told for finding in part.findings] == list(whole.diagnosis.findings)
+
+
+def test_a_drafter_that_auto_leaves_out_is_no_fault(llm: LLM) -> None:
+    slow = with_probe(draft_seconds=12e-3)(Path())
+    assert not diagnose(slow).healthy
+    assert diagnose(replace(slow, automatic=True)).healthy
+    assert visit(llm, {"method": "auto"}, PROMPTS[:1]).facts.automatic
+    assert not visit(llm, {"method": "ngram"}, PROMPTS[:1]).facts.automatic
 
 
 def test_a_draft_with_another_tokenizer(llm: LLM, tmp_path: Path) -> None:
@@ -377,8 +389,8 @@ def test_a_draft_that_is_not_there(llm: LLM, tmp_path: Path) -> None:
 
 def test_plain_decoding_has_no_drafter_to_probe(llm: LLM) -> None:
     found = visit(llm, None, PROMPTS)
-    assert found.facts.probes == []
-    assert found.facts.drafts == []
+    assert not found.facts.probes
+    assert not found.facts.drafts
 
 
 @pytest.mark.parametrize(

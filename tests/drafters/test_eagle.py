@@ -12,6 +12,7 @@ from typing import Any
 import eagle_reference as reference
 import pytest
 import torch
+from lacking import without
 from safetensors.torch import load_file
 from tiny_checkpoint import write
 
@@ -405,14 +406,16 @@ def test_wrong_heads_and_targets_are_named(folder: Path) -> None:
 
 def test_a_target_that_gives_no_states_is_named(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = {"method": "eagle", "model": written_head(config("eagle", plain.runner.info)), "num_speculative_tokens": 2}
-    for lack, message in (
-        ("taps", "method 'eagle' needs a model that gives the states behind its layers"),
-        ("input_embeddings", "takes its input embeddings from the target"),
-        ("head", "takes its head from the target"),
+    whole = plain.runner
+    blind = without(whole)
+    blind.capabilities = replace(whole.capabilities, taps=False)
+    for runner, message in (
+        (blind, "method 'eagle' needs a model that gives the states behind its layers"),
+        (without(whole, "embed"), "takes its input embeddings from the target"),
+        (without(whole, "head"), "takes its head from the target"),
     ):
-        able = replace(plain.runner.capabilities, **{lack: False})
         with monkeypatch.context() as patched:
-            patched.setattr(plain.runner, "capabilities", able)
+            patched.setattr(plain, "runner", runner)
             with pytest.raises(CapabilityError, match=message):
                 plain.with_speculative_config(entry)
 

@@ -105,9 +105,9 @@ class Seen:
             self.known += [(len(states), 1 + len(tree)) for states, tree in zip(known, trees, strict=True)]
             return score(caches, roots, trees, known, plan)
 
-        def noted(runner: Any, drafts: Any, cache: Any, start: int, tokens: Any, *, plan: Any) -> Any:
+        def noted(runner: Any, cache: Any, start: int, tokens: Any, *, plan: Any) -> Any:
             self.replays.append(start)
-            return replayed(runner, drafts, cache, start, tokens, plan=plan)
+            return replayed(runner, cache, start, tokens, plan=plan)
 
         monkeypatch.setattr(drafter.drafts, "score", counted)
         monkeypatch.setattr("paceline.drafters.self.kangaroo.replayed", noted)
@@ -165,7 +165,7 @@ def test_whatever_the_adapter_lacks_shows(
     if wrong == "lost rows":
         monkeypatch.setattr(KangarooDrafter, "observe", _careless)
     elif wrong == "no replay":
-        monkeypatch.setattr("paceline.drafters.self.kangaroo.replayed", lambda *a, **k: torch.zeros(len(a[4]), WIDTH))
+        monkeypatch.setattr("paceline.drafters.self.kangaroo.replayed", lambda *a, **k: torch.zeros(len(a[3]), WIDTH))
     assert rate(fast, PROMPTS, GREEDY) < 0.9
     assert outputs(fast, PROMPTS, GREEDY) == outputs(plain, PROMPTS, GREEDY)
 

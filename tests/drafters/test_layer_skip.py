@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lacking import without
 from tools.gtest import ERROR, independence
 from toys import ToyCache, ToyRunner
 
@@ -18,7 +19,8 @@ from paceline.config import SpeculativeConfig
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.self.layer_skip import LayerSkipDrafter
 from paceline.errors import CapabilityError, ConfigError, DrafterError
-from paceline.models import Capabilities, LayerPlan
+from paceline.models import LayerPlan
+from paceline.models.runners import layer_drafts_of
 from paceline.tree import EMPTY_TREE, Budget
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
@@ -92,8 +94,7 @@ def test_aliases_and_bad_layers(plain: LLM) -> None:
 
 
 def test_a_runner_without_the_capability_is_rejected_by_name() -> None:
-    runner = ToyRunner(11)
-    runner.capabilities = Capabilities(fork=True)
+    runner = without(ToyRunner(11), "run_layers")
     with pytest.raises(
         CapabilityError, match=r"method 'layer_skip' needs a model that can run its first layers alone; toy is not one"
     ):
@@ -128,7 +129,7 @@ def test_draws_come_from_the_early_exits_distribution() -> None:
     target, text = ToyRunner(11, seed=3, sharpness=1.5, max_context=64), [1, 2, 3]
     drafter, draws = drafter_over(target, exit_layer=1), 1500
     counts = drawn_counts(drafter, text, draws)
-    (early,), _ = target.layer_drafts.step([ToyCache(text[:-1])], [[3]], LayerPlan(stop=1))
+    (early,), _ = layer_drafts_of(target, "layer_skip").step([ToyCache(text[:-1])], [[3]], LayerPlan(stop=1))
     values = {}
     for name, logits in (("early", early), ("target", target.logits(text))):
         distribution = torch.softmax(logits.float() / 0.9, -1).numpy()

@@ -23,7 +23,7 @@ from paceline.drafters.self.swift import SearchRules, SkipSearch, branched, uppe
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models import ALL_LAYERS, LayerPlan
 from paceline.models.runners import NativeRunner
-from paceline.models.runners.layer_drafts import SteppedDrafts
+from paceline.models.runners.layer_drafts import LayerDrafts
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
@@ -68,9 +68,7 @@ def test_the_text_is_the_targets_while_it_searches(plain: LLM, options: dict[str
 def test_a_replay_that_wrote_into_the_texts_own_cache_would_show(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the test above."""
 
-    def careless(
-        runner: Any, drafts: Any, cache: Any, start: int, tokens: Sequence[int], *, plan: LayerPlan
-    ) -> torch.Tensor:
+    def careless(runner: Any, cache: Any, start: int, tokens: Sequence[int], *, plan: LayerPlan) -> torch.Tensor:
         length = cache.length
         runner.truncate(cache, start)
         found, _ = runner.run_layers([cache], [tokens[0]], [TokenTree.chain(tokens[1:])], plan=plan)
@@ -96,13 +94,13 @@ def test_one_pass_is_what_steps_are(plain: LLM) -> None:
     cache = runner.open()
     runner.extend([cache], [text[:-1]])
     before = runner.score([cache], [text[-1]], [EMPTY_TREE]).logits.clone()
-    plan, start, drafts = LayerPlan(skip_attention={1, 3}, skip_mlp={2}), len(text) - 9, SteppedDrafts(runner)
-    found = drafts.head(replayed(runner, drafts, cache, start, text[start:-1], plan=plan))
+    plan, start, drafts = LayerPlan(skip_attention={1, 3}, skip_mlp={2}), len(text) - 9, LayerDrafts(runner)
+    found = drafts.head(replayed(runner, cache, start, text[start:-1], plan=plan))
     own = runner.fork(cache)
     runner.truncate(own, start)
     steps = torch.cat([drafts.step([own], [text[start : start + i + 1]], plan)[0] for i in range(8)])
     assert torch.allclose(found, steps, atol=1e-3)
-    whole = drafts.head(replayed(runner, drafts, cache, start, text[start:-1], plan=ALL_LAYERS))
+    whole = drafts.head(replayed(runner, cache, start, text[start:-1], plan=ALL_LAYERS))
     assert not torch.allclose(found, whole, atol=1e-1)
     assert torch.equal(runner.score([cache], [text[-1]], [EMPTY_TREE]).logits, before)
     runner.release(own)
@@ -135,26 +133,16 @@ class Planted(ToyLayers):
         super().__init__(runner)
         self.idle, self.rows = frozenset(idle), 0
 
-    def step(
-        self,
-        caches: Sequence[Any],
-        inputs: Sequence[Sequence[int]],
-        plan: LayerPlan,
-        *,
-        states: bool = False,
-        logits: bool = True,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        scored, hidden = super().step(caches, inputs, LayerPlan(), states=states)
-        self.rows += len(inputs)
+    def run(self, texts: Sequence[Sequence[int]], plan: LayerPlan) -> list[torch.Tensor]:
+        states = super().run(texts, LayerPlan())
+        self.rows += len(texts)
         left_out = {2 * i for i in plan.skip_attention} | {2 * i + 1 for i in plan.skip_mlp}
-        for row, (cache, own) in enumerate(zip(caches, inputs, strict=True)):
-            position = cache.length + len(own)
-            if any(position % 5 == part % 5 for part in left_out - self.idle):
-                scored[row] = scored[row].roll(1)
-                if states:
-                    hidden[row] += 1.0
-                    self._remembered[direction(hidden[row])] = scored[row].float()
-        return scored, hidden
+        for row, text in enumerate(texts):
+            if any(len(text) % 5 == part % 5 for part in left_out - self.idle):
+                logits = self._remembered[direction(states[row])].roll(1)
+                states[row] = states[row] + 1.0
+                self._remembered[direction(states[row])] = logits
+        return states
 
 
 class PlantedWorld:
@@ -162,7 +150,7 @@ class PlantedWorld:
 
     def __init__(self, idle: Collection[int], layers: int = 6, **options: Any) -> None:
         self.runner = ToyRunner(11, seed=3, num_layers=layers)
-        self.layers = self.runner.layer_drafts = Planted(self.runner, idle)
+        self.layers = self.runner.layers = Planted(self.runner, idle)
         args = DrafterArgs(vocab_size=11, index=0, max_context=4096, target=self.runner)
         self.drafter = SwiftDrafter(args, **{"draft_stop_threshold": 0.0, **options})
 

@@ -201,7 +201,7 @@ def test_ctrl_c_at_any_bytecode_leaves_nothing_behind(threads: int) -> None:
         try:
             run(made, prompts, GREEDY)
         except KeyboardInterrupt:
-            made.fail(KeyboardInterrupt())
+            made.fail_started(KeyboardInterrupt())
             raise
 
     def fresh() -> tuple[Any, ToyRunner]:

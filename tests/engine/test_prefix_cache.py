@@ -13,6 +13,7 @@ import torch
 from tiny_checkpoint import write
 
 from paceline import LLM, RequestOutput, SamplingParams
+from paceline.models import memory_of
 from paceline.models.state.arena import PrefixIndex
 from paceline.models.state.window_slots import BLOCK
 from paceline.tree import Scores
@@ -170,7 +171,7 @@ def test_failed_requests_leave_nothing(folder: str, plain: list[Any], monkeypatc
 def test_models_that_cannot_share_say_nothing(tmp_path: Path) -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     llm = opened(str(write(tmp_path, rope_parameters=scaling)), exactness="auto")
-    assert not llm.runner.capabilities.blocks
+    assert memory_of(llm.runner) is None
     for _ in range(2):
         assert decode(llm, PROMPTS[:1])[0].num_cached_tokens is None
 

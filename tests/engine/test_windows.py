@@ -61,13 +61,13 @@ def opened(folder: str, **options: Any) -> LLM:
 def tight(folder: str, **options: Any) -> LLM:
     """Layers with a window have no more room than the windows need."""
     llm = opened(folder, max_num_batched_tokens=8, **options)
-    near(llm).most = 2
+    windowed(llm).most = 2
     llm.runner.arena.shrink(llm.runner.arena.limit)
     return llm
 
 
-def near(llm: LLM) -> WindowSlots:
-    found: WindowSlots = llm.runner.arena.near
+def windowed(llm: LLM) -> WindowSlots:
+    found: WindowSlots = llm.runner.arena.windowed
     return found
 
 
@@ -89,12 +89,12 @@ def right(oracle: Any, llm: LLM, prompts: list[list[int]], tokens: int, **option
 def test_a_long_text_needs_the_room_of_a_window(folder: str, oracle: Any, drafts: Any, exactness: str) -> None:
     llm = tight(folder, speculative_config=drafts, exactness=exactness)
     assert right(oracle, llm, PROMPTS[:1], 250) == [True]
-    assert near(llm).places * BLOCK <= 2 * WINDOW + 3 * BLOCK
+    assert windowed(llm).places * BLOCK <= 2 * WINDOW + 3 * BLOCK
 
 
 def test_a_block_that_is_given_back_too_early_is_noticed(folder: str, oracle: Any) -> None:
     llm = tight(folder)
-    near(llm).window -= BLOCK
+    windowed(llm).window -= BLOCK
     assert right(oracle, llm, PROMPTS[:1], 250) == [False]
 
 
@@ -186,7 +186,7 @@ def test_an_interrupt_spoils_nothing(folder: str, files: tuple[str, ...]) -> Non
     def fresh() -> None:
         """An arena of few blocks and places, with none of the versions there were."""
         arena.__init__(3, 1, 32, dtype=torch.float32, device=arena.kv.device, slots=32, windows=(WINDOW, None, WINDOW))
-        arena.version, arena.near.most = next(versions), 2
+        arena.version, arena.windowed.most = next(versions), 2
 
     def generation() -> list[Any]:
         params = [SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, n=n) for n in (1, 2)]

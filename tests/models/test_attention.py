@@ -43,17 +43,17 @@ def filled(shape: AttentionShape, length: int, *, slots: int = 256, copy_limit: 
 
 def segment_of(cache: NativeCache, tree: TokenTree) -> Segment:
     segment = tree_segment(cache, tree, 0)
-    cache.reserve(segment.inputs)
+    cache.reserve(segment.slots)
     return segment
 
 
 def visible(segment: Segment, row: int, window: int | None) -> list[int]:
     """Positions in the cache that a row sees, by the definition."""
-    length, depths = segment.cache.length, segment.depths
-    depths = np.arange(segment.inputs) if depths is None else depths
-    sees = np.tri(segment.inputs, dtype=bool) if segment.sees is None else segment.sees
+    length, depths = segment.cache.length, None if segment.tree is None else segment.tree.depths
+    depths = np.arange(segment.slots) if depths is None else depths
+    sees = np.tri(segment.slots, dtype=bool) if segment.tree is None else segment.tree.sees
     near = length + depths[row] - (window or 10**9)
-    inputs = [length + j for j in range(segment.inputs) if sees[row, j] and length + depths[j] > near]
+    inputs = [length + j for j in range(segment.slots) if sees[row, j] and length + depths[j] > near]
     return [*(p for p in range(length) if p > near), *inputs]
 
 
@@ -62,9 +62,9 @@ def by_definition(
 ) -> torch.Tensor:
     """Key by key, head by head; reads the cache after the new keys were written."""
     cache, out = segment.cache, []
-    slots = torch.from_numpy(cache.slot_index(0, cache.length + segment.inputs))
+    slots = torch.from_numpy(cache.slot_index(0, cache.length + segment.slots))
     kv = cache.arena.layers[layer][slots].double()
-    for row in range(segment.inputs):
+    for row in range(segment.slots):
         seen = visible(segment, row, shape.windows[shape.kind_of[layer]])
         for head in range(shape.heads):
             kv_head = head % shape.kv_heads
@@ -74,11 +74,11 @@ def by_definition(
             if sinks is not None:
                 scores = torch.cat((scores, sinks[kv_head, head // shape.kv_heads].double().view(1)))
             out.append(torch.softmax(scores, 0)[: len(seen)] @ kv[seen, shape.kv_heads + kv_head])
-    return torch.stack(out).view(segment.inputs, -1).float()
+    return torch.stack(out).view(segment.slots, -1).float()
 
 
 def rows_for(shape: AttentionShape, segment: Segment) -> torch.Tensor:
-    return torch.randn(segment.inputs, shape.heads + 2 * shape.kv_heads, shape.head_dim) * 2
+    return torch.randn(segment.slots, shape.heads + 2 * shape.kv_heads, shape.head_dim) * 2
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])

@@ -39,7 +39,7 @@ def read(cache: NativeCache) -> list[int]:
 
 def append(cache: NativeCache, values: list[int]) -> None:
     write(cache, values)
-    cache.keep(range(len(values) - 1))
+    cache.commit(range(len(values) - 1))
 
 
 def test_blocks_for():
@@ -48,8 +48,8 @@ def test_blocks_for():
 
 def test_pool_finds_the_first_free_run():
     pool = BlockPool(8)
-    pool.take(0, 2)
-    pool.take(3, 1)
+    pool.add_reference(range(0, 0 + 2))
+    pool.add_reference(range(3, 3 + 1))
     assert (pool.find(1), pool.find(2), pool.find(5)) == (2, 4, None)
     assert pool.is_free(4, 4)
     assert not pool.is_free(4, 5)
@@ -96,7 +96,7 @@ def test_keep_compacts_the_path():
     cache = NativeCache(arena_of())
     append(cache, [7, 8])
     write(cache, [10, 11, 12, 13, 14, 15])
-    cache.keep((1, 2, 4))
+    cache.commit((1, 2, 4))
     assert read(cache) == [7, 8, 10, 12, 13, 15]
 
 
@@ -158,11 +158,11 @@ def test_a_sequence_grows_by_half_where_there_is_room_and_by_what_it_needs_where
     assert len(cache.blocks) == 8
     append(cache, [6] * (4 * BLOCK + 1))
     assert len(cache.blocks) == 12
-    arena.lean = True
+    arena.single_blocks = True
     append(cache, [7] * (4 * BLOCK))
     assert len(cache.blocks) == 13
-    arena.pool.take(cache.blocks[-1] + 3, 1)  # two are left behind it
-    arena.lean = False
+    arena.pool.add_reference(range(cache.blocks[-1] + 3, cache.blocks[-1] + 3 + 1))  # two are left behind it
+    arena.single_blocks = False
     append(cache, [8] * (BLOCK - 1))
     assert len(cache.blocks) == 13
     append(cache, [9])
@@ -199,10 +199,10 @@ def test_reused_blocks_are_zeroed():
 def test_paths_outside_the_scratch_are_rejected():
     cache = NativeCache(arena_of())
     with pytest.raises(ConfigError, match="score first"):
-        cache.keep(())
+        cache.commit(())
     write(cache, [1, 2])
     with pytest.raises(ConfigError, match="does not lie"):
-        cache.keep((1,))
+        cache.commit((1,))
 
 
 class Caches(RuleBasedStateMachine):
@@ -227,7 +227,7 @@ class Caches(RuleBasedStateMachine):
         self.next += count
         write(cache, values)
         path = sorted(node for node in keep if node < count - 1)
-        cache.keep(path)
+        cache.commit(path)
         model.extend([values[0], *(values[1 + node] for node in path)])
 
     @precondition(lambda self: self.live)

@@ -18,7 +18,7 @@ def memory_of(blocks: int, slots: int = 2048) -> tuple[Arena, ArenaMemory]:
     """An arena limited to `blocks` blocks, one of which belongs to nobody."""
     arena = Arena(2, 1, 2, dtype=torch.float32, device=torch.device("cpu"), slots=slots)
     memory = ArenaMemory(arena)
-    memory.limit(blocks * memory.block_bytes)
+    memory.set_limit(blocks * memory.block_bytes)
     return arena, memory
 
 
@@ -28,7 +28,7 @@ def append(cache: NativeCache, values: list[int]) -> None:
     with torch.inference_mode():
         cache.arena.kv[:, slots] = torch.tensor(values, dtype=torch.float32)[None, :, None, None]
     cache.scratch = len(values)
-    cache.keep(range(len(values) - 1))
+    cache.commit(range(len(values) - 1))
 
 
 def read(cache: NativeCache) -> list[int]:
@@ -40,23 +40,23 @@ def test_the_limit_is_in_bytes_and_shrinks_what_was_allocated() -> None:
     assert memory.capacity == memory.left() == 9
     assert arena.kv.nbytes == 10 * memory.block_bytes
     with pytest.raises(ConfigError, match=f"at least {3 * memory.block_bytes}"):
-        memory.limit(2 * memory.block_bytes)
+        memory.set_limit(2 * memory.block_bytes)
 
 
 def test_without_a_limit_a_share_of_the_free_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     arena, memory = memory_of(200)
     monkeypatch.setattr(cache_memory, "available", lambda device: 1000 * memory.block_bytes)
-    memory.limit(None)
+    memory.set_limit(None)
     assert arena.limit == int(0.6 * (1000 + 128))
     assert arena.prefixes.most == (arena.limit - 1) // 2
     monkeypatch.setattr(cache_memory, "available", lambda device: 0)
-    memory.limit(None)
+    memory.set_limit(None)
     assert arena.limit == 128
 
 
 def test_need_counts_new_blocks_and_the_copy_of_a_shared_one() -> None:
     arena, memory = memory_of(40)
-    memory.save(lean=True)
+    memory.allocate_single_blocks(True)
     cache = NativeCache(arena)
     assert memory.need(cache, 33) == 3
     append(cache, list(range(20)))
@@ -69,7 +69,7 @@ def test_need_counts_new_blocks_and_the_copy_of_a_shared_one() -> None:
 
 def test_lean_sequences_fill_every_gap_and_keep_their_tokens() -> None:
     arena, memory = memory_of(13)
-    memory.save(lean=True)
+    memory.allocate_single_blocks(True)
     caches = [NativeCache(arena) for _ in range(3)]
     for value in range(4 * BLOCK):
         for i, cache in enumerate(caches):
@@ -82,7 +82,7 @@ def test_lean_sequences_fill_every_gap_and_keep_their_tokens() -> None:
 
 def test_generous_sequences_would_not_fit_there() -> None:
     arena, memory = memory_of(13)
-    memory.save(lean=False)
+    memory.allocate_single_blocks(False)
     caches = [NativeCache(arena) for _ in range(3)]
     for _ in range(4 * BLOCK):
         for cache in caches:
@@ -103,15 +103,16 @@ def test_trim_gives_back_what_was_taken_for_growth() -> None:
 
 def test_kept_prefixes_are_found_and_make_way() -> None:
     arena, memory = memory_of(9)
-    memory.save(lean=True)
+    memory.allocate_single_blocks(True)
     tokens = list(range(70))
     cache = NativeCache(arena)
     append(cache, tokens)
-    memory.keep(cache, "a", memory.pieces(tokens))
+    memory.retain(cache, "a", memory.pieces(tokens))
     cache.release()
     assert memory.left() == memory.capacity == 8
     assert memory.known("a", memory.pieces(tokens)) == 4
-    again = memory.adopt("a", memory.pieces(tokens[:60]))
+    again = NativeCache(arena)
+    memory.adopt("a", memory.pieces(tokens[:60]), again)
     assert (again.length, read(again)) == (48, tokens[:48])
     assert memory.left() == 5
     other = NativeCache(arena)
@@ -126,7 +127,9 @@ def test_a_beginning_is_shared_by_blocks() -> None:
     arena, memory = memory_of(40)
     cache = NativeCache(arena)
     append(cache, list(range(50)))
-    other = memory.share(cache, 2)
+    other = NativeCache(arena, 40)
+    memory.share(cache, 2, other)
+    assert (other.length, other.prompt_length) == (32, 40)
     append(other, [7, 8])
     assert read(other) == [*range(32), 7, 8]
     assert read(cache) == list(range(50))
@@ -136,7 +139,7 @@ def test_all_can_be_forgotten() -> None:
     arena, memory = memory_of(9)
     cache = NativeCache(arena)
     append(cache, list(range(32)))
-    memory.keep(cache, "a", memory.pieces(list(range(32))))
+    memory.retain(cache, "a", memory.pieces(list(range(32))))
     cache.release()
     assert arena.pool.free < 8
     memory.forget()
@@ -148,15 +151,15 @@ def windowed(size: int, sequences: int) -> tuple[Arena, ArenaMemory, int]:
     windows = (32, None, 32)
     arena = Arena(3, 1, 2, dtype=torch.float32, device=torch.device("cpu"), windows=windows)
     memory = ArenaMemory(arena)
-    memory.limit(size * memory.block_bytes, sequences, 48)
+    memory.set_limit(size * memory.block_bytes, sequences, 48)
     return arena, memory, 2
 
 
 def test_windows_of_all_sequences_are_set_aside_and_the_rest_is_for_whole_texts() -> None:
     arena, memory, worth = windowed(100, 3)
-    assert arena.near is not None
-    assert arena.near.most == 4 + 3 * (2 + 6)
-    assert memory.capacity + 1 == 300 - worth * arena.near.most > 2 * 100
+    assert arena.windowed is not None
+    assert arena.windowed.most == 4 + 3 * (2 + 6)
+    assert memory.capacity + 1 == 300 - worth * arena.windowed.most > 2 * 100
     assert arena.nbytes <= 100 * memory.block_bytes
     assert memory.windows_fit([10_000] * 3)
     assert memory.windows_fit([10_000, 10_000, *[1] * 8])
@@ -165,13 +168,13 @@ def test_windows_of_all_sequences_are_set_aside_and_the_rest_is_for_whole_texts(
 
 def test_where_not_all_windows_fit_blocks_are_four_times_as_many() -> None:
     arena, memory, worth = windowed(100, 1000)
-    assert arena.near is not None
-    assert arena.near.most == 300 // (worth + 4)
-    assert memory.capacity + 1 == 300 - worth * arena.near.most == 4 * arena.near.most
+    assert arena.windowed is not None
+    assert arena.windowed.most == 300 // (worth + 4)
+    assert memory.capacity + 1 == 300 - worth * arena.windowed.most == 4 * arena.windowed.most
 
 
 def test_where_no_window_fits_a_block_costs_what_all_layers_need() -> None:
     arena, memory, _ = windowed(12, 4)
-    assert arena.near is not None
-    assert arena.near.most == memory.capacity + 1 == 12
+    assert arena.windowed is not None
+    assert arena.windowed.most == memory.capacity + 1 == 12
     assert memory.windows_fit([10_000] * 100)

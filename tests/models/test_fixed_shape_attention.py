@@ -49,7 +49,7 @@ class Case:
         first.arena.kv.normal_()
         if done:
             tree = self.segments[0]
-            self.segments[0] = Segment(tree.cache, tree.inputs, done, tree.depths, tree.sees)
+            self.segments[0] = Segment(tree.cache, tree.slots, done, tree.tree)
         bucket, sizes = Bucket(4, 8, 8, SLOTS, ()), Bucket(4, 8, 8, SLOTS, ()).sizes()
         flat = torch.from_numpy(pack(bucket, self.segments, [[0] * s.rows for s in self.segments])).to(device)
         parts = flat.split([int(np.prod(size)) for size in sizes.values()])
@@ -167,7 +167,7 @@ def test_a_chunk_nobody_sees_weighs_nothing(dtype):
 @pytest.mark.parametrize("windows", [(), (8, None)])
 def test_a_model_scores_the_same_both_ways(windows, monkeypatch):
     model = tiny_llama()
-    eager, fixed = (runner_of(model, windows=windows, cache_slots=64, let_go=False) for _ in range(2))
+    eager, fixed = (runner_of(model, windows=windows, cache_slots=64, forget_behind_windows=False) for _ in range(2))
     fixed.graphs = ScoringGraphs(fixed.passes.decoder, fixed.rotary, fixed.arena, capture=False)
     monkeypatch.setattr(graphs, "LONG_CONTEXT", 256)
     ids, rows = tokens(200), []

@@ -15,7 +15,7 @@ from benchmarks.stand_ins import head_weights
 from paceline import LLM
 from paceline.checkpoints import spec_from_config
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
-from paceline.models.heads import HeadConfig, Target, read_head, write_folder, write_head, writer
+from paceline.models.heads import HeadConfig, HeadTarget, read_head, write_folder, write_head, writer
 from paceline.training import convert
 from tests.models.test_heads import INFO, LAYER, config
 
@@ -30,7 +30,9 @@ def whole(own: HeadConfig) -> dict[str, torch.Tensor]:
 
 
 def written(own: HeadConfig, weights: dict[str, torch.Tensor], to: str, folder: Path) -> Path:
-    return write_folder(folder, *writer(to, own.method).written(own, weights, Target("org/target", "LlamaForCausalLM")))
+    return write_folder(
+        folder, *writer(to, own.method).written(own, weights, HeadTarget("org/target", "LlamaForCausalLM"))
+    )
 
 
 @pytest.mark.parametrize(("method", "to"), [("eagle3", "speculators"), ("eagle3", "eagle"), ("eagle", "eagle")])
@@ -199,7 +201,7 @@ def test_what_a_format_has_no_place_for_is_named() -> None:
     ]
     for own, weights, to, match in cases:
         with pytest.raises(ConfigError, match=match):
-            writer(to, own.method).written(own, weights, Target("", ""))
+            writer(to, own.method).written(own, weights, HeadTarget("", ""))
     with pytest.raises(ConfigError, match="has no form in the format 'speculators', which holds eagle3; write hydra"):
         writer("speculators", "hydra")
 

@@ -110,19 +110,19 @@ def test_dense_attention_is_found_out():
 
 def test_sums_over_slots_instead_of_positions_are_found_out(monkeypatch):
     runner = made(compiled=False, strict=True)
-    whole = lambda self, begin, keys, rows: [strict_attention.Piece(0, len(keys))]  # noqa: E731 - one line in place of a method
+    whole = lambda self, begin, keys, rows: [strict_attention.KeyPiece(0, len(keys))]  # noqa: E731 - one line in place of a method
     monkeypatch.setattr(strict_attention.ChunkPlanner, "pieces", whole)
     assert what_varies(runner) is not None
 
 
 def test_a_commit_that_moves_nothing_is_found_out(monkeypatch):
     runner = made()
-    keep = NativeCache.keep
+    commit = NativeCache.commit
 
     def lazy(self: NativeCache, path: Any) -> None:
-        keep(self, range(len(path)))
+        commit(self, range(len(path)))
 
-    monkeypatch.setattr(NativeCache, "keep", lazy)
+    monkeypatch.setattr(NativeCache, "commit", lazy)
     assert what_varies(runner) == "a row behind an accepted path"
 
 

@@ -11,11 +11,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from lacking import without
 from models.layer_chains import layer_chains
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.errors import CapabilityError
-from paceline.models import Capabilities, LayerPlan, load_runner
+from paceline.models import LayerPlan, load_runner
 from paceline.models.passes.compiled_decoder import CompiledDecoder
 from paceline.models.passes.packing import ROWS
 from paceline.models.runners import NativeRunner, layer_drafts_of, native
@@ -118,7 +119,7 @@ def test_the_comparison_catches_a_draft_that_commits(runner: NativeRunner) -> No
     """Negative control: keys and values of a draft by fewer layers, kept, change what comes next."""
     (touched, clean), (root, _) = opened(runner, TEXTS[:1] * 2)
     (tokens,) = chains(runner, [touched], [root], [4], PLANS[0])
-    touched.keep((0, 1))
+    touched.commit((0, 1))
     runner.extend([clean], [[root, *tokens[:2]]])
     mine, theirs = (runner.score([cache], [tokens[2]], [EMPTY_TREE]).logits.clone() for cache in (touched, clean))
     assert not torch.equal(mine, theirs)
@@ -156,8 +157,10 @@ def test_scattered_caches_draft_alike(folder: Path) -> None:
 
 
 def test_a_runner_that_cannot_is_rejected_by_name(folder: Path) -> None:
-    class Other:
-        info, capabilities = load(folder).info, Capabilities()
-
-    with pytest.raises(CapabilityError, match="method 'layer_skip' drafts with some of the target's own layers, which"):
-        layer_drafts_of(Other(), "layer_skip")  # type: ignore[arg-type]
+    runner = load(folder)
+    layer_drafts_of(runner, "layer_skip")
+    for method in ("run_layers", "head"):
+        with pytest.raises(
+            CapabilityError, match="method 'layer_skip' drafts with some of the target's own layers, which"
+        ):
+            layer_drafts_of(without(runner, method), "layer_skip")

@@ -13,7 +13,7 @@ from models import checkpoints
 from models.checkpoints import fresh, reference
 
 from paceline.errors import CapabilityError
-from paceline.models import load_runner
+from paceline.models import load_runner, memory_of
 from paceline.models.runners import NativeRunner
 from paceline.models.runners.longrope import LongRopeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runner(folder: Path) -> NativeRunner:
     loaded: Any = load_runner(folder)
     assert type(loaded) is NativeRunner
-    assert not loaded.capabilities.blocks
+    assert memory_of(loaded) is None
     assert loaded.info.rope_border == LIMIT
     return loaded
 
@@ -121,7 +121,7 @@ def longrope(tmp_path_factory: pytest.TempPathFactory) -> LongRopeRunner:
     loaded: Any = load_runner(checkpoints.write(LONGROPE, "new", tmp_path_factory.mktemp("longrope")))
     assert isinstance(loaded, LongRopeRunner)
     assert loaded.original == ORIGINAL
-    assert not loaded.capabilities.blocks
+    assert memory_of(loaded) is None
     return loaded
 
 

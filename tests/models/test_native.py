@@ -11,13 +11,14 @@ import torch
 from tiny_llama import close, oracle, runner_of, spec_of, tiny_llama, tokens, weights_of
 
 from paceline.errors import ConfigError
-from paceline.models import Capabilities, LayerPlan
+from paceline.models import Capabilities, LayerPlan, abilities_of
 from paceline.models.attention import Masks
 from paceline.models.attention.segments import Segment
 from paceline.models.layers.linear import can_pack
 from paceline.models.passes import ScoringGraphs
 from paceline.models.passes.graphs import bucket_for
 from paceline.models.runners import NativeRunner
+from paceline.registry import ABILITIES
 from paceline.tree import EMPTY_TREE, TokenTree
 
 TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])
@@ -47,7 +48,8 @@ def by_path(model, ids, tree: TokenTree) -> torch.Tensor:
 
 
 def test_declares_everything(runner):
-    assert runner.capabilities == Capabilities(*[True] * 8)
+    assert runner.capabilities == Capabilities(trees=True, taps=True, fork=True)
+    assert abilities_of(runner) == set(ABILITIES)
     assert (runner.info.vocab_size, runner.info.num_layers, runner.info.max_context) == (64, 3, 512)
     assert runner.info.weight_bytes == sum(p.numel() * 4 for p in tiny_llama().parameters()) - 64 * 32 * 4
 
@@ -94,7 +96,7 @@ def test_a_large_tree_takes_the_unfolded_path(model, runner):
 
 
 def test_a_causal_mask_in_place_of_the_tree_mask_is_caught(model, runner, monkeypatch):
-    monkeypatch.setattr(Masks, "among_inputs", lambda self, segment: self.chain(segment.inputs))
+    monkeypatch.setattr(Masks, "among_inputs", lambda self, segment: self.chain(segment.slots))
     scores = runner.score([prefilled(runner)], IDS[-1:], [TREE])
     assert not close(scores.logits, by_path(model, IDS, TREE))
 
@@ -340,7 +342,7 @@ def test_tied_head():
 
 @pytest.mark.parametrize("windows", [(), (8, None)])
 def test_fixed_shape_scoring_equals_eager(model, windows):
-    eager, fixed = (runner_of(model, windows=windows, cache_slots=64, let_go=False) for _ in range(2))
+    eager, fixed = (runner_of(model, windows=windows, cache_slots=64, forget_behind_windows=False) for _ in range(2))
     fixed.graphs = ScoringGraphs(fixed.passes.decoder, fixed.rotary, fixed.arena, capture=False)
     both = []
     for runner in (eager, fixed):

@@ -4,15 +4,28 @@ and goes back to its checkpoints alone.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from unittest.mock import Mock
+
 import pytest
 import torch
 from tiny_llama import tokens
-from toy_parts import ForgetfulHash, HybridReference, HybridRunner, ReplayedHash, RunningHash, recurrent_of
+from toy_parts import (
+    EncoderMemory,
+    EncoderRunner,
+    ForgetfulHash,
+    HybridReference,
+    HybridRunner,
+    ReplayedHash,
+    RunningHash,
+    recurrent_of,
+)
 
+from paceline.engine.prefix_cache import PrefixCache
 from paceline.errors import CapabilityError, ConfigError, PromptError
 from paceline.models import Inputs, PartAbilities, Rollback
 from paceline.models.state import NativeCache
-from paceline.models.state.parts import SequenceState
+from paceline.models.state.parts import CompositeState
 from paceline.tree import EMPTY_TREE, TokenTree
 
 PROMPT = tokens(21, seed=3)
@@ -29,14 +42,14 @@ def wanted(reference: HybridReference) -> list[int]:
     return reference.greedy(PROMPT, STEPS)
 
 
-def prefilled(runner: HybridRunner, prompt: list[int] = PROMPT) -> SequenceState:
+def prefilled(runner: HybridRunner, prompt: list[int] = PROMPT) -> CompositeState:
     state = runner.open(len(prompt))
     for start in range(0, len(prompt) - 1, 8):
         runner.extend([state], [prompt[start : min(start + 8, len(prompt) - 1)]])
     return state
 
 
-def decode(runner: HybridRunner, state: SequenceState, text: list[int], wanted: list[int], right: int) -> list[int]:
+def decode(runner: HybridRunner, state: CompositeState, text: list[int], wanted: list[int], right: int) -> list[int]:
     """Greedy tokens behind a text, drafting four at a time, the first `right` of which are those that are wanted."""
     found: list[int] = []
     while len(found) < len(wanted):
@@ -123,9 +136,9 @@ def test_a_state_can_what_all_of_its_parts_can() -> None:
     runner = HybridRunner()
     assert prefilled(runner).abilities == RunningHash.abilities
     assert not runner.capabilities.truncate
-    assert not runner.memory.shares
+    assert not runner.memory.can_share_prefixes
     assert runner.native.capabilities.truncate
-    assert runner.native.memory.shares
+    assert runner.native.memory.can_share_prefixes
 
 
 def test_memory_counts_the_keys_and_shares_nothing() -> None:
@@ -134,10 +147,10 @@ def test_memory_counts_the_keys_and_shares_nothing() -> None:
     memory, pieces = runner.memory, runner.memory.pieces(PROMPT)
     assert len(pieces) == 1
     assert (memory.need(state, 1), memory.need(state, 12), memory.need(state, 29)) == (0, 0, 2)
-    assert memory.present(state, 1) == 0
-    memory.keep(state, "a", pieces)
+    assert memory.blocks_present(state, 1) == 0
+    memory.retain(state, "a", pieces)
     assert memory.known("a", pieces) == 0
-    runner.native.memory.keep(state.cache, "a", pieces)
+    runner.native.memory.retain(state.cache, "a", pieces)
     assert memory.known("a", pieces) == 1, "the control: keys and values alone are shared"
 
 
@@ -147,3 +160,37 @@ def test_inputs_are_rejected_where_a_model_takes_none() -> None:
         with pytest.raises(PromptError, match=r"tiny takes tokens as inputs, got encoder_tokens \(2 ids\)"):
             open_one(5, Inputs(encoder_tokens=[1, 2]))
     runner.score([runner.open()], [1], [EMPTY_TREE])
+
+
+class CountedMemory(EncoderMemory):
+    """Counts those that were opened and not released."""
+
+    live = 0
+
+    def __init__(self, inputs: Inputs, hidden_size: int) -> None:
+        super().__init__(inputs, hidden_size)
+        CountedMemory.live, self._held = CountedMemory.live + 1, True
+
+    def release(self) -> None:
+        CountedMemory.live, self._held = CountedMemory.live - self._held, False
+
+
+def test_a_sequence_that_begins_as_a_running_one_keeps_the_parts_it_was_opened_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Control: it does begin with the other's blocks, and with its own length of the prompt."""
+    monkeypatch.setattr("toy_parts.EncoderMemory", CountedMemory)
+    runner = EncoderRunner()
+    source, cache = runner.open(48), runner.open(60)
+    runner.extend([source], [tokens(47, seed=1)])
+    opened, parts = CountedMemory.live, cache.others
+    sequence = SimpleNamespace(cache=cache, request=Mock(prefix_key="a", prompt_ids=[*tokens(47, seed=1), 1, 2]))
+    sequence.request.params.prompt_logprobs, sequence.begun = None, False
+    sequence.request.block_keys = lambda memory: memory.pieces(sequence.request.prompt_ids[:-1])
+    running = SimpleNamespace(cache=source, request=sequence.request)
+    assert PrefixCache(runner.memory).begin(sequence, [], [running])  # type: ignore[arg-type, list-item]
+    assert (sequence.cache.length, sequence.cache.cache.prompt_length) == (32, 60)
+    assert sequence.cache.others == parts
+    for state in (source, sequence.cache):
+        runner.release(state)
+    assert (opened, CountedMemory.live, runner.memory.used) == (2, 0, 0)

@@ -32,7 +32,7 @@ class Kept:
         start = self.pool.find(len(letters))
         assert start is not None
         blocks = list(range(start, start + len(letters)))
-        self.pool.share(blocks)
+        self.pool.add_reference(blocks)
         self.index.add(tenant, text(*letters), blocks)
         self.pool.drop(blocks)
         return blocks
@@ -125,7 +125,7 @@ def test_no_more_than_asked_for_are_kept() -> None:
 
 def test_blocks_in_use_do_not_count_as_won() -> None:
     kept = Kept()
-    kept.pool.share([5])
+    kept.pool.add_reference([5])
     kept.index.add("default", text(1), [5])
     kept.add([2])
     kept.index.evict(1)

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import tiny_checkpoint
 import torch
+from tiny_llama import tokens
+from toy_parts import EncoderRunner
 from toys import ToyRunner
 
-from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.errors import ConfigError, PromptError, UnsupportedModelError
 from paceline.llm import BUNDLED
-from paceline.models import MappedRunner, load_runner
+from paceline.models import Inputs, MappedRunner, context_of, load_runner
+from paceline.models.abilities import input_kinds_of
 from paceline.models.runners.remapped_tokens import HeadRows
 from paceline.tree import TokenTree
 
@@ -119,3 +122,23 @@ def test_a_head_without_rows_and_a_model_without_head_are_rejected(folder: Path)
 def test_rows_that_the_model_lacks_are_left_out() -> None:
     rows = HeadRows.of([4, 1, 4, 9], 6)
     assert (rows.kept.tolist(), rows.vocab_size) == ([1, 4], 6)
+
+
+def test_inputs_go_to_the_model_behind_other_ids() -> None:
+    """Encoder tokens are translated, all else is passed on. Control: a model without inputs takes none here either."""
+    inner, ids = EncoderRunner(), np.arange(63, -1, -1)
+    runner = MappedRunner(inner, ids, ids, np.arange(64), 64)
+    outer, within = Inputs(encoder_tokens=[1, 2]), Inputs(encoder_tokens=[62, 61])
+    assert input_kinds_of(runner) == inner.input_kinds
+    assert context_of(runner, outer) == context_of(inner, within) == inner.info.max_context - 2
+    states = runner.open(5, outer), inner.open(5, within), inner.open(5)
+    text = tokens(9, seed=4)
+    mapped = runner.extend([states[0]], [text]).logits
+    (own,), (without,) = (inner.extend([state], [ids[text].tolist()]).logits for state in states[1:])
+    assert torch.equal(mapped[0], own[torch.from_numpy(ids.copy())])
+    assert not torch.equal(own, without)
+    with pytest.raises(PromptError, match="was fed a token that it does not have"):
+        context_of(runner, Inputs(encoder_tokens=[64]))
+    plain = MappedRunner(inner.native, ids, None, ids, 64)  # type: ignore[arg-type]
+    with pytest.raises(PromptError, match="tiny takes tokens as inputs"):
+        plain.open(5, outer)

@@ -82,7 +82,7 @@ def test_inputs_already_scored_are_not_fed_again():
     segment = segment_of(filled(shape, CHUNK - 2, slots=2048), TREE)
     qkv = rows_for(shape, segment)
     whole = SequenceStep(shape, MASKS, segment).attend(0, qkv)
-    rest = Segment(segment.cache, segment.inputs, 2, segment.depths, segment.sees)
+    rest = Segment(segment.cache, segment.slots, 2, segment.tree)
     assert torch.allclose(SequenceStep(shape, MASKS, rest).attend(0, qkv[2:]), whole[2:], atol=1e-6)
 
 

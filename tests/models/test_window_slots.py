@@ -36,24 +36,24 @@ def model() -> Any:
 def pair(model: Any, windows: tuple[int | None, ...], **options: Any) -> tuple[NativeRunner, NativeRunner]:
     """One that gives back, whose places grow by no more than is needed, and one that keeps all."""
     one = runner_of(model, windows=windows, cache_slots=32, **options)
-    other = runner_of(model, windows=windows, cache_slots=32, let_go=False, **options)
-    assert other.arena.near is None
-    assert one.arena.near is not None
-    one.arena.near.most = 0
+    other = runner_of(model, windows=windows, cache_slots=32, forget_behind_windows=False, **options)
+    assert other.arena.windowed is None
+    assert one.arena.windowed is not None
+    one.arena.windowed.most = 0
     return one, other
 
 
 def opened(runner: NativeRunner) -> NativeCache:
     cache = runner.open()
-    runner.memory.let_go(cache)
+    runner.memory.forget_behind_windows(cache)
     return cache
 
 
 def places(runner: NativeRunner) -> int:
     """Tokens that layers with a window have room for."""
-    near = runner.arena.near
-    assert near is not None
-    return near.places * BLOCK
+    windowed = runner.arena.windowed
+    assert windowed is not None
+    return windowed.places * BLOCK
 
 
 def decoded(runner: NativeRunner, cache: NativeCache, text: list[int], steps: int) -> list[torch.Tensor]:
@@ -88,8 +88,8 @@ def test_rows_keep_their_bits_and_memory_stays_bounded(model: Any, mode: str, wi
 @pytest.mark.parametrize("mode", MODES)
 def test_a_block_that_is_given_back_too_early_is_noticed(model: Any, mode: str) -> None:
     one, other = pair(model, (WINDOW, None), **MODES[mode])
-    assert one.arena.near is not None
-    one.arena.near.window -= BLOCK
+    assert one.arena.windowed is not None
+    one.arena.windowed.window -= BLOCK
     assert differ(*(decoded(runner, opened(runner), tokens(60), 160) for runner in (one, other)))
 
 
@@ -145,7 +145,8 @@ class Walk:
             return True
         text = self.random.choice(self.ended)
         pieces = self.runners[0].memory.pieces(text[: self.random.randint(1, len(text))])
-        own = self.runners[0].memory.adopt("", pieces)
+        own = self.runners[0].open()
+        self.runners[0].memory.adopt("", pieces, own)
         self.hits += own.length > 0
         other = opened(self.runners[1])
         if own.length:
@@ -177,14 +178,14 @@ class Walk:
         forks = [runner.fork(cache) for runner, cache in zip(self.runners, caches, strict=True)]
         if self.random.random() < 0.7:
             for runner, cache in zip(self.runners, forks, strict=True):
-                runner.memory.let_go(cache)
+                runner.memory.forget_behind_windows(cache)
         self.live.append((text.copy(), (forks[0], forks[1])))
         return True
 
     def end(self) -> bool:
         text, caches = self.live.pop(self.random.randrange(len(self.live)))
         memory = self.runners[0].memory
-        memory.keep(caches[0], "", memory.pieces(text))
+        memory.retain(caches[0], "", memory.pieces(text))
         self.ended.append(text)
         for runner, cache in zip(self.runners, caches, strict=True):
             runner.release(cache)
@@ -198,8 +199,8 @@ def test_nothing_changes_in_a_random_life(model: Any, mode: str, limit: int | No
     for seed in range(6):
         runners = pair(model, KINDS[seed % 3], copy_limit=64, **MODES[mode])
         if limit is not None:
-            runners[0].memory.limit(limit * runners[0].memory.block_bytes, 2)
-            runners[0].memory.save(lean=True)
+            runners[0].memory.set_limit(limit * runners[0].memory.block_bytes, 2)
+            runners[0].memory.allocate_single_blocks(True)
         walk = Walk(runners, seed)
         for _ in range(60):
             assert walk.step()

@@ -7,12 +7,12 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lacking import without
 from tiny_checkpoint import TARGET, TOKENIZER
 
 from paceline import LLM, SamplingParams
@@ -248,6 +248,6 @@ def test_what_cannot_be_done_is_rejected_by_name(llm: LLM, monkeypatch: pytest.M
         superposed(llm, top_tokens=2)
     with pytest.raises(ConfigError, match="order_weights must be a list"):
         superposed(llm, order_weights="abc")
-    monkeypatch.setattr(llm.runner, "capabilities", replace(llm.runner.capabilities, input_embeddings=False))
+    monkeypatch.setattr(llm.engine.parts, "runner", without(llm.runner, "embed"))
     with pytest.raises(CapabilityError, match="search method 'superposed' needs a model that takes embeddings"):
         superposed(llm)

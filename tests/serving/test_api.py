@@ -368,7 +368,7 @@ def test_metrics_are_read_while_blocks_change_hands(live: Live) -> None:
     """A block that is counted and in no list yet: whoever counts anew in this moment gives it away a second time."""
     memory, pool = memory_of(live.model.llm.runner), live.model.llm.runner.arena.pool
     pool.begin()
-    pool.share([pool.find(1)])
+    pool.add_reference([pool.find(1)])
     counts = pool.counts.copy()
     page = live.http.get("/metrics").text
     assert re.search(r"^paceline:kv_cache_usage_perc [0-9.e-]+$", page, re.M)

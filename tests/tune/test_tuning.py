@@ -16,7 +16,6 @@ from credulous import believe_chains
 from paceline import LLM, registry
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.llm import BUNDLED
-from paceline.models import Capabilities
 from paceline.models.runners import NativeRunner
 from paceline.tune import Interval, Tuning, tune
 from paceline.tune.candidates import MAX_CANDIDATES, Arm, find_candidates, thread_counts, with_request_drafters
@@ -29,7 +28,7 @@ PROMPTS = [
     "Q: What is 2 + 2?\nA: 4\nQ: What is 3 + 3?\nA:",
     "def add(a, b):\n    return",
 ]
-ALL = Capabilities(trees=True, taps=True, fork=True)
+ALL = {"trees", "taps", "fork", "truncate"}
 
 
 class Passes:
@@ -310,7 +309,7 @@ def test_a_profile_reads_predictions_and_constraints() -> None:
 
 
 def test_a_runner_of_chains_gets_no_trees() -> None:
-    found = find_candidates(Capabilities(), drafts=[DRAFT], threads=[1])
+    found = find_candidates({"truncate"}, drafts=[DRAFT], threads=[1])
     assert not any("tree_width" in str(setting.config) for setting in found.settings)
 
 

@@ -29,7 +29,7 @@ from paceline.drafters import Drafter, DrafterArgs, Models
 from paceline.drafters.common import tables_of
 from paceline.engine import DrafterSet, EngineParts
 from paceline.errors import CapabilityError, ConfigError, DrafterError, NumericsError, PacelineError
-from paceline.models import Capabilities, Runner
+from paceline.models import Runner, has_ability
 from paceline.sampling import KeyedDraws
 from paceline.tree import TokenTree, Verdict
 from paceline.utils import check_types, described, need, shortened
@@ -230,7 +230,7 @@ def _drafter(
     entry, factory = registry.lookup("drafters", name), registry.load("drafters", name)
     options = _options(config, factory)
     for lack in entry.needs:
-        if lack in Capabilities.__dataclass_fields__ and not getattr(runner.capabilities, lack):
+        if lack in registry.ABILITIES and not has_ability(runner, lack):
             raise _unable(name, lack, runner)
     args = DrafterArgs(
         vocab_size=runner.info.vocab_size,

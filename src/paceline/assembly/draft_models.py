@@ -23,7 +23,7 @@ from paceline.checkpoints import Tokenizer, head_share, read_config, resolve, sa
 from paceline.config import QUANTIZATIONS, EngineConfig
 from paceline.drafters.vocab import counts_path
 from paceline.errors import ConfigError, DrafterError, OutOfMemoryError
-from paceline.models import Denoiser, ModelInfo, Runner, load_denoiser, load_runner, resolve_device
+from paceline.models import Denoiser, ModelInfo, Runner, has_ability, load_denoiser, load_runner, resolve_device
 
 logger = logging.getLogger("paceline")
 
@@ -201,7 +201,7 @@ class DraftModels:
         runner = load_runner(
             folder, name=model, dtype=self.config.dtype, device=device, trust_remote_code=self._trust, **more
         )
-        if layers and not runner.capabilities.early_exit:
+        if layers and not has_ability(runner, "early_exit"):
             raise DrafterError(
                 f"draft model {model!r} cannot run some of its layers alone; use a model of a supported family"
             )

@@ -42,5 +42,5 @@ def _spelled(content: str) -> bytes:
 
 def _made_of_text(inner: Any, content: str, index: int) -> bool:
     """Whether the merges lead to a token."""
-    made = [token.id for token in inner.model.tokenize(content)]
-    return made == [index] and NEVER.isdisjoint(_spelled(content))
+    ids = [token.id for token in inner.model.tokenize(content)]
+    return ids == [index] and NEVER.isdisjoint(_spelled(content))

@@ -101,10 +101,13 @@ def forms(chat: Chat) -> Iterator[Chat]:
         ways.append(_as_object_only)
     lists = any(isinstance(message.get("content"), list) for message in chat)
     for way in ways:
-        given = [_with_arguments(message, way) for message in chat]
-        yield given
+        messages = [_with_arguments(message, way) for message in chat]
+        yield messages
         if lists:
-            yield [{**one, "content": _joined(one["content"])} if "content" in one else one for one in given]
+            yield [
+                {**message, "content": _joined(message["content"])} if "content" in message else message
+                for message in messages
+            ]
     if not all("content" in message for message in chat):
         yield [{"content": None} | _with_arguments(message, _as_object) for message in chat]
 
@@ -142,10 +145,10 @@ def _as_object(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = json.loads(arguments or "{}")
+        value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
         return arguments
-    return {} if found is None else found
+    return {} if value is None else value
 
 
 def _as_text(arguments: Any) -> str:
@@ -153,8 +156,8 @@ def _as_text(arguments: Any) -> str:
 
 
 def _as_object_only(arguments: Any) -> dict[str, Any]:
-    found = _as_object(arguments)
-    return found if isinstance(found, dict) else {UNREAD: found}
+    value = _as_object(arguments)
+    return value if isinstance(value, dict) else {UNREAD: value}
 
 
 def _joined(content: Any) -> Any:
@@ -185,4 +188,4 @@ def _is_printed(arguments: Any, text: str, chat: Chat) -> bool:
     if isinstance(arguments, str) or printed not in text or printed == json.dumps(arguments, ensure_ascii=False):
         return False
     contents = (message.get("content") for message in chat)
-    return text.count(printed) > sum(one.count(printed) for one in contents if isinstance(one, str))
+    return text.count(printed) > sum(content.count(printed) for content in contents if isinstance(content, str))

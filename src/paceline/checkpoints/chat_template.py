@@ -90,21 +90,21 @@ class ChatTemplate:
     ) -> Printed:
         if continue_final_message and add_generation_prompt:
             raise ConfigError("continue_final_message and add_generation_prompt exclude each other; give one of them")
-        if given := {key: value for key, value in kwargs.items() if value is not None}:
-            self._refuse_unread(given)
+        if extra := {key: value for key, value in kwargs.items() if value is not None}:
+            self._refuse_unread(extra)
         answer = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-        own = {**self.tokens, "add_generation_prompt": answer}
-        return _printed(self, messages, own, given, continued=continue_final_message)
+        built_in = {**self.tokens, "add_generation_prompt": answer}
+        return _printed(self, messages, built_in, extra, continued=continue_final_message)
 
-    def _refuse_unread(self, given: Mapping[str, Any]) -> None:
+    def _refuse_unread(self, extra: Mapping[str, Any]) -> None:
         known = self.variables
-        for key in given:
+        for key in extra:
             if key in SamplingParams.__dataclass_fields__ and key not in known:
                 raise ConfigError(
                     f"{key!r} is a sampling parameter, and not a name that {self.name} uses; give "
                     f"SamplingParams({key}=...)"
                 )
-        reject_unknown(self.name, given, sorted({"add_generation_prompt", *known} - {"messages"}))
+        reject_unknown(self.name, extra, sorted({"add_generation_prompt", *known} - {"messages"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +113,14 @@ class Rendered:
 
     Attributes:
         text: all of it.
-        own: what the template wrote, at its place, with `tracked_text.BLANK` for every character that messages, tools
-            and other arguments brought.
-        exact: `own` is that of this very text. Else the template took another way where it was watched, since it does
-            to texts what cannot be followed, and `own` is what it wrote then.
+        written: what the template wrote, at its place, with `tracked_text.BLANK` for every character that messages,
+            tools and other arguments brought.
+        exact: `written` is that of this very text. Else the template took another way where it was watched, since it
+            does to texts what cannot be followed, and `written` is what it wrote then.
     """
 
     text: str
-    own: str
+    written: str
     exact: bool
 
 
@@ -130,21 +130,21 @@ class Printed:
 
     Attributes:
         chat: the messages in the form that the template takes.
-        own, given: names for the template, the former from the checkpoint.
+        built_in, extra: names for the template, the former from the checkpoint.
         end: what stands behind the last message where that is continued; else "".
     """
 
     text: str
     template: ChatTemplate
     chat: Chat
-    own: Mapping[str, Any]
-    given: Mapping[str, Any]
+    built_in: Mapping[str, Any]
+    extra: Mapping[str, Any]
     end: str
 
     def rendered(self) -> Rendered:
         """With what the template wrote: rendered again, watched."""
         chat = [{key: _watched(key, value) for key, value in message.items()} for message in self.chat]
-        names = {**self.own, **{key: tracked(value) for key, value in self.given.items()}}
+        names = {**self.built_in, **{key: tracked(value) for key, value in self.extra.items()}}
         try:
             whole = str.__str__(_rendered(self.template.text, chat, names, self.template.name))
         except PromptError:
@@ -184,8 +184,8 @@ END: Final = "<end of the message that is continued> "
 def _printed(
     template: ChatTemplate,
     messages: Sequence[Mapping[str, Any]],
-    own: Mapping[str, Any],
-    given: Mapping[str, Any],
+    built_in: Mapping[str, Any],
+    extra: Mapping[str, Any],
     *,
     continued: bool,
 ) -> Printed:
@@ -198,15 +198,15 @@ def _printed(
     if continued:
         content = _last_content(messages)
         messages = [*messages[:-1], {**messages[-1], "content": content + END}]
-    own, given = ({key: plain(value) for key, value in names.items()} for names in (own, given))
-    own = {"tools": None, "documents": None, **own}
-    text, chat = _in_some_form(template, messages, {**own, **given})
+    built_in, extra = ({key: plain(value) for key, value in names.items()} for names in (built_in, extra))
+    built_in = {"tools": None, "documents": None, **built_in}
+    text, chat = _in_some_form(template, messages, {**built_in, **extra})
     shown = _up_to(text, end)
     if shown is None or not shown.rstrip().endswith(content.strip()):
         raise PromptError(
             f"continue_final_message: {template.name} does not print the content of the last message as it is"
         )
-    return Printed(shown, template, chat, own, given, end)
+    return Printed(shown, template, chat, built_in, extra, end)
 
 
 def _last_content(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -306,7 +306,11 @@ def asks_for_null(template: str, name: str = "the chat template") -> bool:
 
     tree = _compiled(template, name).environment.parse(template)
     asked: list[nodes.Node] = [test.node for test in tree.find_all(nodes.Test) if test.name == "none"]
-    asked += [one.expr for one in tree.find_all(nodes.Compare) if any(_is_none(each.expr) for each in one.ops)]
+    asked += [
+        comparison.expr
+        for comparison in tree.find_all(nodes.Compare)
+        if any(_is_none(each.expr) for each in comparison.ops)
+    ]
     return any(_names_content(node) for node in asked)
 
 

@@ -35,7 +35,7 @@ MAX_HEADER = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One stored tensor: its file, dtype as safetensors names it, shape, and bytes."""
 
     file: Path
@@ -53,7 +53,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, TensorEntry] = {}
         for file in weight_files(folder):
             self.entries.update(read_header(file))
         self._scales = join_mxfp4(self.entries)
@@ -62,11 +62,11 @@ class Checkpoint:
 
     def header_sizes(self) -> dict[Path, int]:
         """Of each file the bytes before its data."""
-        found = {}
+        starts = {}
         for file in weight_files(self.folder):
             with file.open("rb") as stream:
-                found[file] = 8 + int.from_bytes(stream.read(8), "little")
-        return found
+                starts[file] = 8 + int.from_bytes(stream.read(8), "little")
+        return starts
 
     def _check_index(self) -> None:
         if (self.folder / SINGLE).is_file():
@@ -118,16 +118,16 @@ class Checkpoint:
         out.copy_(self.tensor(name))
 
 
-def join_mxfp4(entries: dict[str, Entry]) -> dict[str, tuple[str, Path]]:
+def join_mxfp4(entries: dict[str, TensorEntry]) -> dict[str, tuple[str, Path]]:
     """Make one entry of each pair of blocks and scales; returns name and file of the scales by the entry's name."""
     scales = {}
     for name in [name for name in entries if name.endswith("_blocks")]:
-        own, factor = entries[name], f"{name.removesuffix('_blocks')}_scales"
-        if own.dtype == "U8" and factor in entries and own.shape == (*entries[factor].shape, 16):
+        blocks, factor = entries[name], f"{name.removesuffix('_blocks')}_scales"
+        if blocks.dtype == "U8" and factor in entries and blocks.shape == (*entries[factor].shape, 16):
             rest = entries.pop(factor)
             scales[name] = factor, rest.file
-            shape = (*own.shape[:-2], 32 * own.shape[-2])
-            entries[name] = Entry(own.file, MXFP4, shape, own.nbytes + rest.nbytes)
+            shape = (*blocks.shape[:-2], 32 * blocks.shape[-2])
+            entries[name] = TensorEntry(blocks.file, MXFP4, shape, blocks.nbytes + rest.nbytes)
     return scales
 
 
@@ -176,15 +176,19 @@ def _index(folder: Path) -> dict[str, str]:
     """Tensor name -> file name, as the index says."""
     path = folder / INDEX
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read ({error!r}); download the checkpoint again") from error
-    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(name, str) for name in weight_map.values())
+    ):
         raise CheckpointError(f"{path} has no weight_map of names to files; download the checkpoint again")
-    return found
+    return weight_map
 
 
-def read_header(file: Path) -> dict[str, Entry]:
+def read_header(file: Path) -> dict[str, TensorEntry]:
     """What a safetensors file holds.
 
     Raises:
@@ -218,9 +222,9 @@ def read_header(file: Path) -> dict[str, Entry]:
     return entries
 
 
-def _entry(file: Path, value: Mapping[str, Any]) -> Entry:
+def _entry(file: Path, value: Mapping[str, Any]) -> TensorEntry:
     start, stop = value["data_offsets"]
-    return Entry(file, str(value["dtype"]), tuple(value["shape"]), stop - start)
+    return TensorEntry(file, str(value["dtype"]), tuple(value["shape"]), stop - start)
 
 
 def some(names: list[str], most: int = 3) -> str:

@@ -150,7 +150,7 @@ class ConfigKeys:
     def integers(self, name: str, length: int | None = None) -> list[int] | None:
         """A list of integers of 0 or more, see `items`."""
         value = self.items(name, length)
-        if not all(isinstance(one, int) and one >= 0 for one in value or []):
+        if not all(isinstance(item, int) and item >= 0 for item in value or []):
             raise self.wrong(name, "a list of integers")
         return value
 
@@ -193,16 +193,16 @@ def layer_specs(keys: ConfigKeys, windows: Windows, *, rope_by_type: bool, mixtu
 
 def _types(keys: ConfigKeys, windows: Windows, count: int) -> list[str]:
     derived = [SLIDING if _slides(keys, windows, i) else FULL for i in range(count)]
-    given: list[Any] | None = keys.items("layer_types", count)
-    if given is None:
+    declared: list[Any] | None = keys.items("layer_types", count)
+    if declared is None:
         return derived
-    if unknown := [kind for kind in given if kind not in (FULL, SLIDING)]:
+    if unknown := [kind for kind in declared if kind not in (FULL, SLIDING)]:
         raise UnsupportedModelError(f"{keys.family}: layers of type {unknown[0]!r} are not implemented")
-    if windows != "types" and given != derived:
+    if windows != "types" and declared != derived:
         raise UnsupportedModelError(
             f"{keys.family}: layer_types that differ from what sliding_window says are not implemented"
         )
-    return given if _may_slide(keys) else [FULL] * count
+    return declared if _may_slide(keys) else [FULL] * count
 
 
 def _may_slide(keys: ConfigKeys) -> bool:
@@ -227,9 +227,9 @@ def _rotated(keys: ConfigKeys, count: int) -> list[bool]:
     """Which layers have a rotary embedding; a 0 in `no_rope_layers` means none."""
     if not keys.known("no_rope_layer_interval"):
         return [True] * count
-    given = keys.integers("no_rope_layers", None if count < keys.size("num_hidden_layers") else count)
-    if given is not None:
-        return [bool(value) for value in given[:count]]
+    declared = keys.integers("no_rope_layers", None if count < keys.size("num_hidden_layers") else count)
+    if declared is not None:
+        return [bool(value) for value in declared[:count]]
     interval = keys.size("no_rope_layer_interval")
     return [(layer + 1) % interval != 0 for layer in range(count)]
 
@@ -286,12 +286,12 @@ def rope_spec(keys: ConfigKeys, head_dim: int) -> RopeSpec:
         UnsupportedModelError: a kind or parameter that is not implemented.
     """
     scaling, parameters = keys.mapping("rope_scaling"), keys.mapping("rope_parameters")
-    given = scaling or parameters
-    if any(isinstance(value, Mapping) for value in given.values()):
+    parameters_read = scaling or parameters
+    if any(isinstance(value, Mapping) for value in parameters_read.values()):
         raise UnsupportedModelError(
             f"{keys.family}: rope_parameters for each layer type are not implemented for this family"
         )
-    return _make_rope(keys, given, head_dim, theta=keys.number("rope_theta"))
+    return _make_rope(keys, parameters_read, head_dim, theta=keys.number("rope_theta"))
 
 
 def local_and_global(keys: ConfigKeys, head_dim: int) -> dict[str, RopeSpec]:
@@ -300,23 +300,23 @@ def local_and_global(keys: ConfigKeys, head_dim: int) -> dict[str, RopeSpec]:
     Raises:
         CheckpointError, UnsupportedModelError: see `rope_spec`.
     """
-    given = keys.mapping("rope_parameters")
-    if given and not given.keys() & {"full_attention", "sliding_attention"}:
+    by_kind = keys.mapping("rope_parameters")
+    if by_kind and not by_kind.keys() & {"full_attention", "sliding_attention"}:
         raise UnsupportedModelError(
-            f"{keys.family}: rope_parameters need full_attention and sliding_attention, got {sorted(given)}"
+            f"{keys.family}: rope_parameters need full_attention and sliding_attention, got {sorted(by_kind)}"
         )
-    own = ConfigKeys(given, {}, keys.family)
-    whole = {**own.mapping("full_attention"), **keys.mapping("rope_scaling")}
-    sliding = own.mapping("sliding_attention")
+    own_keys = ConfigKeys(by_kind, {}, keys.family)
+    whole = {**own_keys.mapping("full_attention"), **keys.mapping("rope_scaling")}
+    sliding = own_keys.mapping("sliding_attention")
     return {
         "full_attention": _make_rope(keys, whole, head_dim, theta=keys.number("rope_theta")),
         "sliding_attention": _make_rope(keys, sliding, head_dim, theta=keys.number("rope_local_base_freq")),
     }
 
 
-def _make_rope(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int, *, theta: float) -> RopeSpec:
+def _make_rope(keys: ConfigKeys, parameters: Mapping[str, Any], head_dim: int, *, theta: float) -> RopeSpec:
     """One table from one set of parameters; `theta` is used where they name none."""
-    kind = str(given.get("rope_type") or given.get("type") or "default")
+    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     if kind == "su" or (keys.family == "phi3" and kind == "yarn"):
         kind = "longrope"
     if kind not in ROPE_NEEDED:
@@ -324,25 +324,27 @@ def _make_rope(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int, *, the
             f"{keys.family}: rope type {kind!r} is not implemented; known are {', '.join(ROPE_NEEDED)}"
         )
     unknown = [
-        key for key, value in given.items() if key not in (*ROPE_PARAMETERS, *ROPE_READ_ELSEWHERE) and value is not None
+        key
+        for key, value in parameters.items()
+        if key not in (*ROPE_PARAMETERS, *ROPE_READ_ELSEWHERE) and value is not None
     ]
     if unknown:
         raise UnsupportedModelError(f"{keys.family}: rope parameter {unknown[0]!r} is not implemented")
-    base = theta if given.get("rope_theta") is None else given["rope_theta"]
+    base = theta if parameters.get("rope_theta") is None else parameters["rope_theta"]
     if not _in_range(base, 1.0) or base == 1:
         raise CheckpointError(
             f"config.json: rope_theta must be a number above 1 and at most {HUGE:g}, got {shortened(base)}; "
             "repair or download it again"
         )
-    dims = _dims(keys, given, head_dim)
-    scaling = _scaling(keys, kind, given, dims) if kind != "default" else {}
+    dims = _dims(keys, parameters, head_dim)
+    scaling = _scaling(keys, kind, parameters, dims) if kind != "default" else {}
     return RopeSpec(
         theta=float(base), dims=dims, kind=kind, scaling=scaling, max_position=keys.size("max_position_embeddings")
     )
 
 
-def _dims(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int) -> int:
-    part = given.get("partial_rotary_factor")
+def _dims(keys: ConfigKeys, parameters: Mapping[str, Any], head_dim: int) -> int:
+    part = parameters.get("partial_rotary_factor")
     if part is None:
         part = keys.optional_number("partial_rotary_factor")
     if part is not None and not (_in_range(part, 0.0) and 0 < part <= 1):
@@ -358,8 +360,8 @@ def _dims(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int) -> int:
     return dims
 
 
-def _scaling(keys: ConfigKeys, kind: str, given: Mapping[str, Any], dims: int) -> dict[str, object]:
-    scaling: dict[str, object] = {key: given[key] for key in ROPE_PARAMETERS if given.get(key) is not None}
+def _scaling(keys: ConfigKeys, kind: str, parameters: Mapping[str, Any], dims: int) -> dict[str, object]:
+    scaling: dict[str, object] = {key: parameters[key] for key in ROPE_PARAMETERS if parameters.get(key) is not None}
     if kind in {"yarn", "longrope", "llama3"}:
         outside = keys.optional_size("original_max_position_embeddings")
         if outside is not None:
@@ -379,7 +381,7 @@ def _scaling(keys: ConfigKeys, kind: str, given: Mapping[str, Any], dims: int) -
             raise CheckpointError(
                 f"config.json: rope parameter {key!r} must be a number of {least:g} or more, got {got}"
             )
-    for key in (one for one in ROPE_LISTS if one in ROPE_NEEDED[kind]):
+    for key in (name for name in ROPE_LISTS if name in ROPE_NEEDED[kind]):
         values = scaling[key]
         if not isinstance(values, list) or len(values) != dims // 2 or not all(_in_range(v, TINY) for v in values):
             raise CheckpointError(f"config.json: rope parameter {key!r} must be a list of {dims // 2} positive numbers")

@@ -25,7 +25,7 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class DenoiserFamily:
     """One family.
 
     Attributes:
@@ -76,10 +76,10 @@ def _only(keys: ConfigKeys, neutral: Mapping[str, tuple[object, ...]]) -> None:
             raise UnsupportedModelError(f"{keys.family}: {name}={keys.get(name)!r} is not implemented")
 
 
-def _family(keys: ConfigKeys, model_type: str, own: Config, *shared: str) -> ModelSpec:
-    """The spec of a decoder family, from keys called alike (`shared`) and those translated (`own`)."""
+def _family(keys: ConfigKeys, model_type: str, translated: Config, *shared: str) -> ModelSpec:
+    """The spec of a decoder family, from keys called alike (`shared`) and those translated (`translated`)."""
     config = {name: keys.get(name) for name in shared if keys.given(name)}
-    model = spec_from_config({**config, **own, "model_type": model_type})
+    model = spec_from_config({**config, **translated, "model_type": model_type})
     return replace(model, family=keys.family)
 
 
@@ -109,7 +109,7 @@ def _llada(keys: ConfigKeys) -> DenoiserSpec:
     _only(keys, LLADA_NEUTRAL)
     width, heads = keys.size("d_model"), keys.size("n_heads")
     multi_query = 1 if keys.flag("multi_query_attention") else heads
-    own = {
+    translated = {
         "hidden_size": width,
         "num_attention_heads": heads,
         "num_key_value_heads": keys.optional_size("n_kv_heads") or multi_query,
@@ -121,7 +121,7 @@ def _llada(keys: ConfigKeys) -> DenoiserSpec:
         "hidden_act": keys.get("activation_type"),
     }
     model = replace(
-        _family(keys, "llama", own, "rms_norm_eps", "rope_theta"),
+        _family(keys, "llama", translated, "rms_norm_eps", "rope_theta"),
         qkv_bias=keys.flag("include_qkv_bias"),
         embedding_multiplier=float(width) ** 0.5 if keys.flag("input_emb_norm") else 1.0,
         logit_multiplier=float(width) ** -0.5 if keys.flag("scale_logits") else 1.0,
@@ -134,7 +134,7 @@ def _llada_moe(keys: ConfigKeys) -> DenoiserSpec:
     count = keys.size("num_hidden_layers")
     sparse = keys.items("moe_layer_freq", count)
     inner = keys.size("expert_intermediate_size")
-    own = {
+    translated = {
         "intermediate_size": keys.optional_size("dense_intermediate_size") or inner,
         "moe_intermediate_size": inner,
         "norm_topk_prob": keys.flag("norm_topk_prob"),
@@ -142,7 +142,7 @@ def _llada_moe(keys: ConfigKeys) -> DenoiserSpec:
         "head_dim": keys.optional_size("head_dim") or keys.size("hidden_size") // keys.size("num_attention_heads"),
         "num_key_value_heads": keys.optional_size("num_key_value_heads") or keys.size("num_attention_heads"),
     }
-    model = _family(keys, "qwen3_moe", own, *_COMMON, "num_experts", "num_experts_per_tok", "attention_bias")
+    model = _family(keys, "qwen3_moe", translated, *_COMMON, "num_experts", "num_experts_per_tok", "attention_bias")
     return DenoiserSpec(model=model, mask_token_id=-1)
 
 
@@ -175,9 +175,9 @@ def _llada2(keys: ConfigKeys) -> DenoiserSpec:
 
 
 def _block_length(keys: ConfigKeys) -> int:
-    given = next((name for name in ("block_length", "block_size") if keys.given(name)), None)
-    if given is not None:
-        return keys.size(given)
+    key = next((name for name in ("block_length", "block_size") if keys.given(name)), None)
+    if key is not None:
+        return keys.size(key)
     length = DENOISER_FAMILIES[keys.family].block_length
     assert length is not None
     return length
@@ -208,13 +208,13 @@ _LLADA2_NAMES: Rename = (
     (re.compile(r"\.attention\.key_layernorm\."), ".self_attn.k_norm."),
 )
 
-DENOISER_FAMILIES: Mapping[str, Family] = {
-    "llada": Family(spec=_llada, names=_LLADA_NAMES),
-    "llada_moe": Family(spec=_llada_moe),
-    "dream": Family(spec=_dream),
-    "sdar": Family(spec=_sdar, block_length=4),
-    "sdar_moe": Family(spec=_sdar, block_length=4),
-    "llada2_moe": Family(spec=_llada2, names=_LLADA2_NAMES, block_length=32),
+DENOISER_FAMILIES: Mapping[str, DenoiserFamily] = {
+    "llada": DenoiserFamily(spec=_llada, names=_LLADA_NAMES),
+    "llada_moe": DenoiserFamily(spec=_llada_moe),
+    "dream": DenoiserFamily(spec=_dream),
+    "sdar": DenoiserFamily(spec=_sdar, block_length=4),
+    "sdar_moe": DenoiserFamily(spec=_sdar, block_length=4),
+    "llada2_moe": DenoiserFamily(spec=_llada2, names=_LLADA2_NAMES, block_length=32),
 }
 REFUSED: Mapping[str, str] = {
     "bd3lm": "BD3-LM's own checkpoints condition on time (adaptive layer norm)",

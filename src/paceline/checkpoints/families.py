@@ -43,7 +43,7 @@ Rename = tuple[tuple[re.Pattern[str], str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class ModelFamily:
     """What is fixed for a family; the rest is in its `config.json`.
 
     Attributes:
@@ -302,13 +302,15 @@ _DEEPSEEK_V2 = {
 }
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8}
 
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(mlp_bias=True),
-    "mistral": Family(defaults=_MISTRAL, windows="all", attention_bias="no"),
-    "qwen2": Family(defaults=_QWEN | {"num_key_value_heads": 32}, windows="types", attention_bias="qkv"),
-    "qwen3": Family(defaults=_QWEN | {"head_dim": 128, "num_key_value_heads": 32}, qk_norm="head", windows="types"),
-    "gemma2": Family(defaults=_GEMMA2, placement="sandwich", norm_offset=True, windows="types", extra=_gemma),
-    "gemma3_text": Family(
+FAMILIES: Mapping[str, ModelFamily] = {
+    "llama": ModelFamily(mlp_bias=True),
+    "mistral": ModelFamily(defaults=_MISTRAL, windows="all", attention_bias="no"),
+    "qwen2": ModelFamily(defaults=_QWEN | {"num_key_value_heads": 32}, windows="types", attention_bias="qkv"),
+    "qwen3": ModelFamily(
+        defaults=_QWEN | {"head_dim": 128, "num_key_value_heads": 32}, qk_norm="head", windows="types"
+    ),
+    "gemma2": ModelFamily(defaults=_GEMMA2, placement="sandwich", norm_offset=True, windows="types", extra=_gemma),
+    "gemma3_text": ModelFamily(
         defaults=_GEMMA3,
         placement="sandwich",
         norm_offset=True,
@@ -317,14 +319,14 @@ FAMILIES: Mapping[str, Family] = {
         rope_by_type=True,
         extra=_gemma3,
     ),
-    "phi3": Family(defaults=_PHI3, windows="all", attention_bias="no"),
-    "smollm3": Family(defaults=_SMOLLM3, windows="types", mlp_bias=True),
-    "olmo2": Family(defaults={"rms_norm_eps": 1e-5}, placement="post", qk_norm="full"),
-    "granite": Family(defaults=_GRANITE, mlp_bias=True, extra=_granite),
-    "mixtral": Family(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
-    "qwen3_moe": Family(defaults=_QWEN | _QWEN3_MOE, qk_norm="head", windows="all", extra=_qwen3_moe),
-    "qwen2_moe": Family(defaults=_QWEN | _QWEN2_MOE, attention_bias="no", extra=_qwen2_moe),
-    "starcoder2": Family(
+    "phi3": ModelFamily(defaults=_PHI3, windows="all", attention_bias="no"),
+    "smollm3": ModelFamily(defaults=_SMOLLM3, windows="types", mlp_bias=True),
+    "olmo2": ModelFamily(defaults={"rms_norm_eps": 1e-5}, placement="post", qk_norm="full"),
+    "granite": ModelFamily(defaults=_GRANITE, mlp_bias=True, extra=_granite),
+    "mixtral": ModelFamily(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
+    "qwen3_moe": ModelFamily(defaults=_QWEN | _QWEN3_MOE, qk_norm="head", windows="all", extra=_qwen3_moe),
+    "qwen2_moe": ModelFamily(defaults=_QWEN | _QWEN2_MOE, attention_bias="no", extra=_qwen2_moe),
+    "starcoder2": ModelFamily(
         keys={"norm_epsilon": "rms_norm_eps"},
         names=_STARCODER2_NAMES,
         defaults=_STARCODER2,
@@ -332,8 +334,8 @@ FAMILIES: Mapping[str, Family] = {
         attention_bias="no",
         extra=_starcoder2,
     ),
-    "glm4": Family(defaults=_GLM4, placement="sandwich", rope_interleaved=True, attention_bias="no", extra=_glm4),
-    "cohere2": Family(
+    "glm4": ModelFamily(defaults=_GLM4, placement="sandwich", rope_interleaved=True, attention_bias="no", extra=_glm4),
+    "cohere2": ModelFamily(
         keys={"layer_norm_eps": "rms_norm_eps"},
         defaults=_COHERE2,
         windows="types",
@@ -341,8 +343,8 @@ FAMILIES: Mapping[str, Family] = {
         rope_interleaved=True,
         extra=_cohere2,
     ),
-    "gpt_oss": Family(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
-    "deepseek_v2": Family(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
+    "gpt_oss": ModelFamily(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
+    "deepseek_v2": ModelFamily(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
 }
 MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text"}
 """Families whose text part, `text_config`, runs natively."""
@@ -422,19 +424,19 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, **extra)
 
 
-def _ropes(keys: ConfigKeys, family: Family, head_dim: int) -> Mapping[str, RopeSpec]:
+def _ropes(keys: ConfigKeys, family: ModelFamily, head_dim: int) -> Mapping[str, RopeSpec]:
     ropes = local_and_global(keys, head_dim) if family.rope_by_type else {"default": rope_spec(keys, head_dim)}
     return {key: replace(rope, interleaved=True) for key, rope in ropes.items()} if family.rope_interleaved else ropes
 
 
-def _layers(keys: ConfigKeys, family: Family, *, mixture: bool) -> tuple[LayerSpec, ...]:
+def _layers(keys: ConfigKeys, family: ModelFamily, *, mixture: bool) -> tuple[LayerSpec, ...]:
     layers = layer_specs(keys, family.windows, rope_by_type=family.rope_by_type, mixture=mixture)
     if family.rope_in_windows:
         return tuple(layer if layer.window else replace(layer, rope=None) for layer in layers)
     return layers
 
 
-def _family(config: Mapping[str, Any]) -> Family:
+def _family(config: Mapping[str, Any]) -> ModelFamily:
     name = config.get("model_type")
     if str(name) not in FAMILIES:
         raise UnsupportedModelError(f"architecture {name!r} is not native; native are {', '.join(FAMILIES)}")

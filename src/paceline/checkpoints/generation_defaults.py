@@ -94,7 +94,7 @@ class GenerationDefaults:
         declared = generation.get("eos_token_id") if file.is_file() else _of_config(config)
         _ids(config.get("eos_token_id"), path, least=-1)  # where it does not count, -1 for none is no damage
         ids, size = _ids(declared, path), config.get("vocab_size")
-        if beyond := [one for one in ids if isinstance(size, int) and one >= size]:
+        if beyond := [token for token in ids if isinstance(size, int) and token >= size]:
             logger.warning(
                 "end token %d of %s lies outside the vocabulary of %d tokens, so it is never generated; correct it",
                 beyond[0],
@@ -132,15 +132,15 @@ def _with_words(ids: tuple[int, ...], tokenizer: Tokenizer | None, path: Path, p
 def _of_config(config: Mapping[str, Any]) -> object:
     """The end tokens of a checkpoint without generation_config.json."""
     text = next((config[name] for name in TEXT_PARTS if config.get(name)), None)
-    found = [config.get("eos_token_id"), text.get("eos_token_id") if isinstance(text, Mapping) else None]
-    return next((value for value in found if value is not None and value != []), None)
+    declared = [config.get("eos_token_id"), text.get("eos_token_id") if isinstance(text, Mapping) else None]
+    return next((value for value in declared if value is not None and value != []), None)
 
 
 def _ids(value: object, folder: Path, *, least: int = 0) -> tuple[int, ...]:
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, int) and not isinstance(one, bool) and one >= least for one in ids):
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= least for token in ids):
         raise CheckpointError(
             f"eos_token_id in {folder} must be a token id or a list of them, got {shortened(value)}; correct the file"
         )
@@ -157,19 +157,19 @@ def _gguf_sampling(path: Path) -> dict[str, Any]:
     """The same of a GGUF file."""
     prefix = "general.sampling."
     metadata = read_gguf(path).metadata
-    given = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    return _checked(given, GGUF_SAMPLED, GGUF_LEFT_OUT, str(path))
+    declared = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    return _checked(declared, GGUF_SAMPLED, GGUF_LEFT_OUT, str(path))
 
 
 def _checked(
-    given: Mapping[str, Any], names: Mapping[str, str], left_out: Mapping[str, object], where: str
+    declared: Mapping[str, Any], names: Mapping[str, str], left_out: Mapping[str, object], where: str
 ) -> dict[str, Any]:
     """Keyword arguments of SamplingParams by the names of others; what has no place there is said."""
-    if more := [key for key, neutral in left_out.items() if given.get(key) not in (None, neutral, [])]:
+    if more := [key for key, neutral in left_out.items() if declared.get(key) not in (None, neutral, [])]:
         logger.warning("%s recommends %s, which is not honoured", where, ", ".join(more))
-    found = {ours: given[theirs] for theirs, ours in names.items() if given.get(theirs) is not None}
+    values = {ours: declared[theirs] for theirs, ours in names.items() if declared.get(theirs) is not None}
     try:
-        SamplingParams(**found)
+        SamplingParams(**values)
     except ConfigError as error:
         raise CheckpointError(f"{where}: {error}; correct the file") from error
-    return found
+    return values

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.checkpoints.checkpoint import Checkpoint, Entry
+from paceline.checkpoints.checkpoint import Checkpoint, TensorEntry
 from paceline.checkpoints.config_keys import FULL, SLIDING
 from paceline.checkpoints.gguf_file import GgufFile, Metadata, read_gguf
 from paceline.checkpoints.gguf_keys import refuse_unread
@@ -54,7 +54,7 @@ BLOCK = re.compile(r"^blk\.(\d+)\.(.+)\.(weight|bias)$")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TensorSource:
     """Where a tensor comes from: one of the file, an expert of it, with rows of heads to bring into order; or `values`
     beside it, see `_fill_latent`.
     """
@@ -77,8 +77,8 @@ class GgufCheckpoint(Checkpoint):
         self.file = read_gguf(path)
         self.folder = path
         self._architecture = _architecture(self.file)
-        self._places: dict[str, _Place] = {}
-        self.entries: dict[str, Entry] = {}
+        self._places: dict[str, _TensorSource] = {}
+        self.entries: dict[str, TensorEntry] = {}
         for name in self.file.tensors:
             self._add(name)
 
@@ -87,7 +87,7 @@ class GgufCheckpoint(Checkpoint):
         if stem in TABLES or ((match := BLOCK.match(name)) is not None and match[2] in TABLES):
             return
         if match is None:
-            self._place(f"{NAMES.get(stem, stem)}.{ending}", _Place(name, add=self._offset(stem)))
+            self._place(f"{NAMES.get(stem, stem)}.{ending}", _TensorSource(name, add=self._offset(stem)))
             return
         layer, part, kind = match.groups()
         if part == "attn_k_b":
@@ -98,11 +98,11 @@ class GgufCheckpoint(Checkpoint):
         if part in EXPERTS:
             for expert in range(self.file.tensors[name].shape[0]):
                 stored = f"layers.{layer}.mlp.experts.{expert}.{EXPERTS[part]}.{kind}"
-                self._place(stored, _Place(name, expert=expert))
+                self._place(stored, _TensorSource(name, expert=expert))
             return
         names = {**NAMES, **self._architecture.names}
         stored = f"layers.{layer}.{names.get(part, part)}" + ("" if part == "attn_sinks" else f".{kind}")
-        self._place(stored, _Place(name, None, self._turned(part), self._offset(part)))
+        self._place(stored, _TensorSource(name, None, self._turned(part), self._offset(part)))
 
     def _offset(self, part: str) -> float:
         return -1.0 if self._architecture.norms_plus_one and part.endswith("norm") else 0.0
@@ -113,13 +113,13 @@ class GgufCheckpoint(Checkpoint):
         heads = self.file.number("attention.head_count")
         return heads if part == "attn_q" else self.file.number("attention.head_count_kv", heads)
 
-    def _place(self, stored: str, place: _Place) -> None:
+    def _place(self, stored: str, place: _TensorSource) -> None:
         tensor = self.file.tensors[place.source]
         shape = tensor.shape if place.expert is None else tensor.shape[1:]
         if stored.endswith("shared_expert_gate.weight"):
             shape = (1, shape[-1])
         self._places[stored] = place
-        self.entries[stored] = Entry(tensor.path, "F32", shape, tensor.nbytes)
+        self.entries[stored] = TensorEntry(tensor.path, "F32", shape, tensor.nbytes)
 
     def _place_latent(self, layer: str, keys: str) -> None:
         """The matrix that latent attention makes keys and values of, stored in two."""
@@ -131,8 +131,8 @@ class GgufCheckpoint(Checkpoint):
             raise CheckpointError(f"{self.folder}: {keys} and {values} do not fit each other; download it again")
         shape = (tensor.shape[0] * (tensor.shape[2] + other[1]), tensor.shape[1])
         stored = f"layers.{layer}.self_attn.kv_b_proj.weight"
-        self._places[stored] = _Place(keys, values=values)
-        self.entries[stored] = Entry(tensor.path, "F32", shape, tensor.nbytes)
+        self._places[stored] = _TensorSource(keys, values=values)
+        self.entries[stored] = TensorEntry(tensor.path, "F32", shape, tensor.nbytes)
 
     def is_narrow(self, name: str) -> bool:
         """Whether a tensor is stored in four bits a weight or fewer."""
@@ -147,10 +147,10 @@ class GgufCheckpoint(Checkpoint):
 
     def header_sizes(self) -> dict[Path, int]:
         """See `Checkpoint`."""
-        found: dict[Path, int] = {}
+        positions: dict[Path, int] = {}
         for tensor in self.file.tensors.values():
-            found[tensor.path] = min(tensor.start, found.get(tensor.path, tensor.start))
-        return found
+            positions[tensor.path] = min(tensor.start, positions.get(tensor.path, tensor.start))
+        return positions
 
     def dtype(self) -> torch.dtype:
         """What is computed in, whatever the file's types are."""
@@ -228,13 +228,13 @@ def _gemma2(file: GgufFile) -> Metadata:
 
 
 def _gemma3(file: GgufFile) -> Metadata:
-    found: Metadata = {
+    metadata: Metadata = {
         "final_logit_softcapping": file.get("final_logit_softcapping"),
         "query_pre_attn_scalar": _query_scalar(file, largest=62),
     }
     if (local := file.get("rope.freq_base_swa")) is not None:
-        found["rope_local_base_freq"] = local
-    return found
+        metadata["rope_local_base_freq"] = local
+    return metadata
 
 
 def _query_scalar(file: GgufFile, *, largest: int) -> float:
@@ -426,13 +426,13 @@ def gguf_config(path: Path) -> Metadata:
     """
     file = read_gguf(path)
     architecture = _architecture(file)
-    found = {ours: _one(file.get(theirs)) for ours, theirs in SIZES.items() if file.get(theirs) is not None}
+    sizes = {ours: _one(file.get(theirs)) for ours, theirs in SIZES.items() if file.get(theirs) is not None}
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise CheckpointError(
             f"{path} holds no embedding (token_embd.weight), so it is no whole model; download it again"
         )
-    found |= {
+    sizes |= {
         "model_type": architecture.model_type,
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -443,7 +443,7 @@ def gguf_config(path: Path) -> Metadata:
         **architecture.extra(file),
     }
     refuse_unread(file)
-    return found
+    return sizes
 
 
 def _windows(file: GgufFile, period: int | None = None) -> Metadata:
@@ -477,14 +477,14 @@ def _stretch(file: GgufFile, tables: Metadata) -> tuple[str, float]:
     A factor without a kind is a linear one; older files call it `rope.scale_linear`, and 0 is none.
     """
     kind, older = file.get("rope.scaling.type", "linear"), file.get("rope.scale_linear")
-    given = file.get("rope.scaling.factor", older) or 1.0
+    factor = file.get("rope.scaling.factor", older) or 1.0
     alone = {"none": True, "linear": "rope_factors_long" not in tables, "yarn": not tables, "longrope": False}
-    if kind not in alone or (given != 1.0 and not alone[kind]):
+    if kind not in alone or (factor != 1.0 and not alone[kind]):
         raise UnsupportedModelError(
-            f"{file.path.name}: rope.scaling.type={kind!r} with a factor of {given} is not supported; use the "
+            f"{file.path.name}: rope.scaling.type={kind!r} with a factor of {factor} is not supported; use the "
             f"safetensors checkpoint it was made from"
         )
-    return kind, 1.0 if kind == "none" else given
+    return kind, 1.0 if kind == "none" else factor
 
 
 def _rotary(file: GgufFile, architecture: Architecture) -> Metadata:
@@ -500,7 +500,7 @@ def _rotary(file: GgufFile, architecture: Architecture) -> Metadata:
     kind, factor = _stretch(file, tables)
     if "rope_freqs" in tables:
         return share | {
-            "rope_scaling": {"rope_type": "factors", "factors": [one * factor for one in tables["rope_freqs"]]}
+            "rope_scaling": {"rope_type": "factors", "factors": [value * factor for value in tables["rope_freqs"]]}
         }
     if "rope_factors_long" in tables:
         scaling: Metadata = {"rope_type": "longrope", "long_factor": tables["rope_factors_long"]}
@@ -508,14 +508,14 @@ def _rotary(file: GgufFile, architecture: Architecture) -> Metadata:
         if (attention := file.get("rope.scaling.attn_factor")) is not None:
             scaling["attention_factor"] = attention
         return share | {"rope_scaling": scaling, "original_max_position_embeddings": original}
-    found = {ours: file.get(f"rope.scaling.{theirs}") for ours, theirs in YARN.items()}
+    yarn = {ours: file.get(f"rope.scaling.{theirs}") for ours, theirs in YARN.items()}
     growth = file.get("rope.scaling.yarn_log_multiplier")
     if factor == 1.0:
         return share | {"rope_scaling": {"rope_type": "default"}}
     scaling = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
         scaling |= {**architecture.yarn, "original_max_position_embeddings": original}
-        scaling |= {key: value for key, value in found.items() if value is not None}
+        scaling |= {key: value for key, value in yarn.items() if value is not None}
         if growth is not None:
             mscale = 10 * growth if file.architecture == "deepseek2" else growth
             scaling |= {"mscale": mscale, "mscale_all_dim": mscale}  # which are the same in all known models

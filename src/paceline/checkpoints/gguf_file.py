@@ -64,9 +64,9 @@ class _Header:
         size = struct.calcsize(form)
         if count < 0 or self.at + size > len(self.data):
             raise self.broken(f"{count} values at byte {self.at} of {len(self.data)}")
-        found = struct.unpack_from(form, self.data, self.at)
+        values = struct.unpack_from(form, self.data, self.at)
         self.at += size
-        return found
+        return values
 
     def text(self) -> str:
         (size,) = self.take("Q")
@@ -139,13 +139,13 @@ class GgufFile:
         if len(raw) < count * pitch:
             raise CheckpointError(f"{tensor.path} has become shorter while it is read; download it again")
         try:
-            found = block_values(torch.from_numpy(raw), tensor.kind)
+            values = block_values(torch.from_numpy(raw), tensor.kind)
         except NotImplementedError as error:
             raise UnsupportedModelError(
                 f"{self.path}: {name} is stored as {tensor.kind}, which cannot be read; use a file of another type, "
                 f"such as Q8_0 or Q4_K_M"
             ) from error
-        return found.view(count, tensor.shape[-1])
+        return values.view(count, tensor.shape[-1])
 
     @property
     def kind(self) -> str:
@@ -185,11 +185,11 @@ def _read(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
     """Files with the time of their last change and their size."""
     metadata, tensors = Metadata(), dict[str, _Tensor]()
     for part, _, _ in parts:
-        own, found = _read_one(part)
-        metadata = {**own, **metadata}
-        if twice := sorted(found.keys() & tensors.keys()):
+        part_metadata, part_tensors = _read_one(part)
+        metadata = {**part_metadata, **metadata}
+        if twice := sorted(part_tensors.keys() & tensors.keys()):
             raise CheckpointError(f"{part} holds {some(twice)} a second time; download its parts again")
-        tensors.update(found)
+        tensors.update(part_tensors)
     return GgufFile(parts[0][0], metadata, tensors)
 
 

@@ -55,16 +55,16 @@ class BlockRows:
 
     def values(self, rows: Sequence[int]) -> torch.Tensor:
         """(n, inputs) float32 weights of the rows of these numbers."""
-        found = torch.empty(len(rows), self.inputs)
+        values = torch.empty(len(rows), self.inputs)
         places = self.places[np.asarray(rows, np.int64)]
         for source, kind in {(int(source), int(kind)) for source, _, kind in places}:
-            own = (places[:, 0] == source) & (places[:, 2] == kind)
+            here = (places[:, 0] == source) & (places[:, 2] == kind)
             size = row_bytes(NAMES[kind], self.inputs)
-            raw = self.sources[source][places[own, 1][:, None] + np.arange(size)]
-            found[torch.from_numpy(own)] = block_values(torch.from_numpy(raw.ravel()), NAMES[kind]).view(
+            raw = self.sources[source][places[here, 1][:, None] + np.arange(size)]
+            values[torch.from_numpy(here)] = block_values(torch.from_numpy(raw.ravel()), NAMES[kind]).view(
                 -1, self.inputs
             )
-        return found
+        return values
 
     def rest(self) -> None:
         """Give back the memory of mapped files; what is read again comes from them."""
@@ -74,9 +74,9 @@ class BlockRows:
 
     def take(self, rows: npt.NDArray[np.int64]) -> BlockRows:
         """The rows of these numbers, -1 for one of zeros."""
-        found = self.places[rows]
-        found[rows < 0] = -1
-        return BlockRows(self.sources, found, self.inputs)
+        places = self.places[rows]
+        places[rows < 0] = -1
+        return BlockRows(self.sources, places, self.inputs)
 
 
 Blocks = Mapping[str, BlockRows]
@@ -100,7 +100,7 @@ def block_rows(checkpoint: GgufCheckpoint, spec: ModelSpec) -> dict[str, BlockRo
     """The matrices by canonical name; None where one is of another type, or of a mixture of experts."""
     names = StoredNames(checkpoint, spec)
     paths = sorted({tensor.path for tensor in checkpoint.file.tensors.values()})
-    sources, found = tuple(np.memmap(path, np.uint8, "r") for path in paths), {}
+    sources, rows_by_name = tuple(np.memmap(path, np.uint8, "r") for path in paths), {}
     for target in targets(spec):
         if target.name != "embed.weight" and not MATRICES.match(target.name):
             continue
@@ -108,8 +108,8 @@ def block_rows(checkpoint: GgufCheckpoint, spec: ModelSpec) -> dict[str, BlockRo
         places = [part for part in parts if part is not None]
         if len(places) < len(parts):
             return None
-        found[target.name] = BlockRows(sources, np.concatenate(places), target.shape[-1])
-    return found
+        rows_by_name[target.name] = BlockRows(sources, np.concatenate(places), target.shape[-1])
+    return rows_by_name
 
 
 def _part(

@@ -129,10 +129,10 @@ def gguf_tokenizer(path: Path) -> tuple[Any, dict[str, str], str | None]:
 
 
 def _list(file: GgufFile, key: str, *, least: int = 1) -> list[Any]:
-    found = file.metadata.get(f"tokenizer.ggml.{key}")
-    if not isinstance(found, list) or len(found) < least:
+    value = file.metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(value, list) or len(value) < least:
         raise CheckpointError(f"{file.path} holds no tokenizer ({key} is missing); give tokenizer=FOLDER")
-    return found
+    return value
 
 
 def _vocabulary(tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, int]:
@@ -155,7 +155,7 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> tuple[Any, bool]:
             f"tokenizer=FOLDER with the tokenizer.json of the model"
         )
     rule = PRE[name]
-    merges = [_halves(one) for one in _list(file, "merges")]
+    merges = [_halves(merge) for merge in _list(file, "merges")]
     try:
         inner = Inner(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.whole))
     except Exception as error:  # the library raises bare Exception
@@ -195,22 +195,22 @@ def _by_scores(file: GgufFile, tokens: Sequence[str], vocab: dict[str, int]) -> 
 
 def _merges(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Every way to cut a token into two tokens, those of the highest score first."""
-    found: list[tuple[float, int, int, str, str]] = []
+    pairs: list[tuple[float, int, int, str, str]] = []
     for token, index in vocab.items():
         for cut in range(1, len(token)):
             left, right = vocab.get(token[:cut]), vocab.get(token[cut:])
             if left is not None and right is not None:
-                found.append((-scores[index], left, right, token[:cut], token[cut:]))
-    found.sort()
-    return [(left, right) for *_, left, right in found]
+                pairs.append((-scores[index], left, right, token[:cut], token[cut:]))
+    pairs.sort()
+    return [(left, right) for *_, left, right in pairs]
 
 
 def _add_tokens(inner: Any, tokens: Sequence[str], kinds: Sequence[int]) -> None:
     from tokenizers import AddedToken
 
     def added(kind: int, *, special: bool) -> Iterable[AddedToken]:
-        for token, own in zip(tokens, kinds, strict=True):
-            if own == kind and token:
+        for token, token_kind in zip(tokens, kinds, strict=True):
+            if token_kind == kind and token:
                 yield AddedToken(token, special=special, normalized=False)
 
     inner.add_special_tokens(list(added(CONTROL, special=True)))
@@ -219,12 +219,12 @@ def _add_tokens(inner: Any, tokens: Sequence[str], kinds: Sequence[int]) -> None
 
 def _named(file: GgufFile, tokens: Sequence[str]) -> dict[str, str]:
     keys = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "mask": "mask"}
-    found = {}
+    contents = {}
     for theirs, ours in keys.items():
         index = file.metadata.get(f"tokenizer.ggml.{theirs}_token_id")
         if isinstance(index, int) and 0 <= index < len(tokens):
-            found[f"{ours}_token"] = tokens[index]
-    return found
+            contents[f"{ours}_token"] = tokens[index]
+    return contents
 
 
 def _add_ends(file: GgufFile, inner: Any, named: Mapping[str, str], begins: bool) -> None:
@@ -249,4 +249,4 @@ def gguf_end_ids(path: Path) -> tuple[int, ...]:
     named = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     index = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == CONTROL}
     ends = [token for token in ENDS if token in index and not (token == "<|end|>" and index.keys() >= HARMONY)]
-    return tuple(dict.fromkeys([one for one in named if isinstance(one, int)] + [index[token] for token in ends]))
+    return tuple(dict.fromkeys([token for token in named if isinstance(token, int)] + [index[token] for token in ends]))

@@ -2,7 +2,8 @@
 rejected with an error that names them.
 
 Downloads go through huggingface_hub, which keeps its cache, honours HF_HUB_OFFLINE, HF_HOME and HF_TOKEN, and is asked
-only for configuration, safetensors, tokenizer and generation files at the top of the repository.
+only for configuration, safetensors, tokenizer and generation files at the top of the repository, and for the
+configuration of an encoder's modules.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _bundled(name: str, revision: str | None) -> Path:
     """The folder of a model that ships with the package."""
     there = sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/config.json"))
     if name.removeprefix(BUNDLED_PREFIX) not in there:
-        known = " or ".join(BUNDLED_PREFIX + one for one in there)
+        known = " or ".join(BUNDLED_PREFIX + bundled for bundled in there)
         raise CheckpointError(f"no model called {name!r} ships with this package; name {known}")
     if revision is not None:
         raise ConfigError(
@@ -153,6 +154,28 @@ def _download(name: str, revision: str | None, code: bool) -> Path:
         raise _explain(error, name, revision) from error
 
 
+def resolve_encoder(model: str | Path) -> Path:
+    """The local folder of an encoder, as `resolve` gives it, with the `config.json` of each module that
+    sentence-transformers keeps in a folder of its own (1_Pooling).
+
+    Raises:
+        CheckpointError, ConfigError: as `resolve`.
+    """
+    folder = resolve(model)
+    if folder.is_dir() and not Path(model).expanduser().is_dir() and not str(model).startswith(BUNDLED_PREFIX):
+        _download_modules(str(model))
+    return folder
+
+
+def _download_modules(name: str) -> None:
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(name, allow_patterns=["[0-9]_*/config.json"])
+    except Exception as error:  # HTTP, cache and validation errors of several libraries
+        raise _explain(error, name, None) from error
+
+
 def _download_gguf(name: str, revision: str | None, file: str) -> Path:
     from huggingface_hub import snapshot_download
 
@@ -161,7 +184,7 @@ def _download_gguf(name: str, revision: str | None, file: str) -> Path:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=parts))
     except Exception as error:  # HTTP, cache and validation errors of several libraries
         raise _explain(error, name, revision) from error
-    if absent := [one for one in parts if not (folder / one).is_file()]:
+    if absent := [part for part in parts if not (folder / part).is_file()]:
         raise CheckpointError(f"{name} holds no file {absent[0]!r}; check gguf_file")
     return folder / parts[0]
 
@@ -268,8 +291,8 @@ def _other_input(config: Mapping[str, Any], family: str) -> str:
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:
-    found = config.get("architectures")
-    return [str(name) for name in found] if isinstance(found, list) else []
+    architectures = config.get("architectures")
+    return [str(name) for name in architectures] if isinstance(architectures, list) else []
 
 
 def _is_readable(config: Mapping[str, Any], quantization: Mapping[str, Any]) -> bool:
@@ -281,15 +304,15 @@ def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
     text = config.get("text_config")
     for owner in (config, text if isinstance(text, Mapping) else {}):
         for key in ("quantization_config", "compression_config"):
-            found = owner.get(key)
-            if found is not None and not isinstance(found, Mapping):
+            value = owner.get(key)
+            if value is not None and not isinstance(value, Mapping):
                 raise CheckpointError(
-                    f"{folder}/config.json: {key!r} must be an object, got {shortened(found)}; use the bfloat16 or "
+                    f"{folder}/config.json: {key!r} must be an object, got {shortened(value)}; use the bfloat16 or "
                     "float16 checkpoint, or remove the key if the weights are not quantised"
                 )
-            if found is not None and not _is_readable(owner, found):
-                method = found.get("quant_method") or (
-                    "bitsandbytes" if found.get("load_in_4bit") or found.get("load_in_8bit") else "?"
+            if value is not None and not _is_readable(owner, value):
+                method = value.get("quant_method") or (
+                    "bitsandbytes" if value.get("load_in_4bit") or value.get("load_in_8bit") else "?"
                 )
                 raise UnsupportedModelError(
                     f"{folder} is quantised ({str(method).upper()}), which is not supported; {INSTEAD}"

@@ -113,9 +113,9 @@ class AdaptedCheckpoint(Checkpoint):
                 f"has no one meaning; merge it with peft (merge_and_unload) and load the result"
             )
         for name in changed:
-            if (found := self._shape(name)) != (wanted := self.entries[self._names[name]].shape):
+            if (shape := self._shape(name)) != (wanted := self.entries[self._names[name]].shape):
                 raise CheckpointError(
-                    f"{adapter.folder} adapts {name} of shape {found}, but {self.base.folder} holds {wanted}; use its "
+                    f"{adapter.folder} adapts {name} of shape {shape}, but {self.base.folder} holds {wanted}; use its "
                     f"base model"
                 )
 
@@ -137,23 +137,23 @@ class AdaptedCheckpoint(Checkpoint):
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor with what the adapter changes in it; see `Checkpoint.tensor`."""
-        adapter, own = self._adapter, self._own[name]
-        if own in adapter.whole:
-            return self._stored.tensor(adapter.whole[own])
+        adapter, target = self._adapter, self._own[name]
+        if target in adapter.whole:
+            return self._stored.tensor(adapter.whole[target])
         tensor = self.base.tensor(name)
-        factors = adapter.factors.get(own)
-        return tensor if factors is None else tensor.float() + self._change(own, factors)
+        factors = adapter.factors.get(target)
+        return tensor if factors is None else tensor.float() + self._change(target, factors)
 
     def fill(self, name: str, out: torch.Tensor) -> None:
         """See `Checkpoint.fill`."""
-        own = self._own[name]
-        if own in self._adapter.whole or own in self._adapter.factors:
+        target = self._own[name]
+        if target in self._adapter.whole or target in self._adapter.factors:
             out.copy_(self.tensor(name))
         else:
             self.base.fill(name, out)
 
     def _change(self, name: str, factors: _Factors) -> torch.Tensor:
-        a, b = (self._stored.tensor(one).float() for one in (factors.a, factors.b))
+        a, b = (self._stored.tensor(factor).float() for factor in (factors.a, factors.b))
         change = b @ a * _scale(self._adapter.config, name, len(a))
         return change.T if factors.embedding else change
 
@@ -185,9 +185,9 @@ def write_adapter(
         "inference_mode": True,
     }
     tensors = {
-        f"{OUTER}{name}.lora_{side}.weight": one.detach().contiguous().cpu()
+        f"{OUTER}{name}.lora_{side}.weight": factor.detach().contiguous().cpu()
         for name, pair in factors.items()
-        for side, one in zip("AB", pair, strict=True)
+        for side, factor in zip("AB", pair, strict=True)
     }
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / CONFIG) as fresh:  # in its place behind the weights
@@ -227,10 +227,10 @@ def _read(folder: Path) -> _Adapter:
             raise UnsupportedModelError(f"{folder}: {stored} belongs to a variant of LoRA that is not supported")
         else:
             adapter.whole[name] = stored
-    if lone := sorted(target for target, found in sides.items() if len(found) < 2):
+    if lone := sorted(target for target, pair in sides.items() if len(pair) < 2):
         raise CheckpointError(f"{folder} holds one factor only of {some(lone)}; save the adapter again")
-    for target, found in sides.items():
-        adapter.factors[target] = _Factors(found["A"], found["B"], "lora_embedding_" in found["A"])
+    for target, pair in sides.items():
+        adapter.factors[target] = _Factors(pair["A"], pair["B"], "lora_embedding_" in pair["A"])
         adapter.whole.pop(target, None)  # PEFT saves the base of an adapted embedding too
     _check_targets(adapter)
     return adapter
@@ -258,15 +258,15 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 def _patterns(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Scales of single modules by regular expressions of their names."""
-    found = config.get("alpha_pattern") or {}
-    if not isinstance(found, Mapping):
-        raise CheckpointError(f"{folder}/{CONFIG}: 'alpha_pattern' must be an object, got {shortened(found)}")
+    alphas = config.get("alpha_pattern") or {}
+    if not isinstance(alphas, Mapping):
+        raise CheckpointError(f"{folder}/{CONFIG}: 'alpha_pattern' must be an object, got {shortened(alphas)}")
     try:
-        for pattern in found:
+        for pattern in alphas:
             re.compile(pattern)
     except re.error as error:
         raise CheckpointError(f"{folder}/{CONFIG}: alpha_pattern: {pattern!r} is no pattern ({error})") from error
-    return found
+    return alphas
 
 
 def _check_targets(adapter: _Adapter) -> None:
@@ -274,8 +274,8 @@ def _check_targets(adapter: _Adapter) -> None:
     listed = adapter.config.get("target_modules")
     missing = []
     for name in listed if isinstance(listed, list) else []:
-        own = PREFIX.sub("", str(name))
-        if not any(target == f"{own}.weight" or target.endswith(f".{own}.weight") for target in adapter.factors):
+        base = PREFIX.sub("", str(name))
+        if not any(target == f"{base}.weight" or target.endswith(f".{base}.weight") for target in adapter.factors):
             missing.append(str(name))
     if missing or not adapter.factors:
         what = some(sorted(missing)) if missing else "any module"

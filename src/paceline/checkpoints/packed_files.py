@@ -54,12 +54,12 @@ def file_keys(checkpoint: Checkpoint, adapter: Path | None = None) -> list[list[
     sizes = checkpoint.header_sizes()
     if adapter is not None:
         sizes |= {path: 0 for path in adapter.iterdir() if path.is_file()}
-    found: list[list[Any]] = []
+    keys: list[list[Any]] = []
     for path, size in sorted(sizes.items()):
         with path.open("rb") as file:
             state, digest = os.fstat(file.fileno()), hashlib.sha256(file.read(size)).hexdigest()
-        found.append([str(path.resolve()), state.st_size, state.st_mtime_ns, state.st_ctime_ns, digest])
-    return found
+        keys.append([str(path.resolve()), state.st_size, state.st_mtime_ns, state.st_ctime_ns, digest])
+    return keys
 
 
 @cache
@@ -92,7 +92,7 @@ class PackedFile:
                 if length > min(size - 8, MAX_HEADER):
                     raise ValueError(f"a header of {length} bytes in {size}")
                 header = json.loads(file.read(length))
-                key, places = header.pop("__metadata__")["key"], [one["data_offsets"] for one in header.values()]
+                key, places = header.pop("__metadata__")["key"], [entry["data_offsets"] for entry in header.values()]
                 if [first for first, _ in places] != [0, *(stop for _, stop in places[:-1])]:
                     raise ValueError("its matrices do not follow one another")
                 if size != (whole := 8 + length + places[-1][1]):
@@ -116,7 +116,7 @@ class PackedFile:
 
     def write(self, matrices: Sequence[torch.Tensor]) -> None:
         """Keep packed matrices, where they are large enough and there is room; a failure is logged, not raised."""
-        size = sum(one.nbytes for one in matrices)
+        size = sum(matrix.nbytes for matrix in matrices)
         if size < LEAST:
             return
         try:
@@ -125,9 +125,9 @@ class PackedFile:
                 return
             with _finished(self.path) as file:
                 file.write(_header(self._key, matrices))
-                for one in matrices:
-                    file.write(one.flatten().view(torch.uint8).numpy().data)
-                    file.write(bytes(-one.nbytes % LINE))
+                for matrix in matrices:
+                    file.write(matrix.flatten().view(torch.uint8).numpy().data)
+                    file.write(bytes(-matrix.nbytes % LINE))
         except OSError as error:
             log.info("%s: its packed weights cannot be kept in %s (%s)", self.name, self.path.parent, error)
 
@@ -136,8 +136,8 @@ def _header(key: str, matrices: Sequence[torch.Tensor]) -> bytes:
     """The front of a safetensors file, filled up with spaces so that the data begins at a page."""
     entries: dict[str, Any] = {"__metadata__": {"key": key}}
     at = 0
-    for number, one in enumerate(matrices):
-        size = -(-one.nbytes // LINE) * LINE
+    for number, matrix in enumerate(matrices):
+        size = -(-matrix.nbytes // LINE) * LINE
         entries[str(number)] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(entries).encode()

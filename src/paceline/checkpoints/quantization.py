@@ -98,8 +98,8 @@ def quantize_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows = max(1, AT_ONCE // inputs)
     for block, out, factor in zip(weight.split(rows), pairs.split(rows), scale.split(rows), strict=True):
         filling = block[:, -1:].expand(-1, groups * GROUP - inputs)
-        whole, found = _nearest(torch.cat((block, filling), 1).float().view(-1, GROUP))
-        factor.copy_(found.view_as(factor))
+        whole, scales = _nearest(torch.cat((block, filling), 1).float().view(-1, GROUP))
+        factor.copy_(scales.view_as(factor))
         moved = whole.view(len(block), -1)[:, :inputs].to(torch.uint8)
         torch.bitwise_or(moved[:, ::2], moved[:, 1::2] << 4, out=out)
     return pairs, scale
@@ -162,7 +162,7 @@ def values_of(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """The weights (..., out, in) that whole numbers stand for, in the dtype of `scale`, scales and zeros."""
     if weight.dtype is torch.int8:
         return weight * scale.unsqueeze(-1)
-    factor, zero = (one.repeat_interleave(GROUP, -1)[..., : 2 * weight.shape[-1]] for one in scale.unbind(-1))
+    factor, zero = (part.repeat_interleave(GROUP, -1)[..., : 2 * weight.shape[-1]] for part in scale.unbind(-1))
     return unpacked(weight).to(scale.dtype).sub_(zero).mul_(factor)
 
 
@@ -206,12 +206,12 @@ def quantize(weights: Mapping[str, torch.Tensor], spec: ModelSpec, form: Forms =
 
 def dequantized(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What quantised weights stand for, in float64, and the others as they are; a tied head is a tensor of its own."""
-    found = {}
+    dense = {}
     for name, weight in weights.items():
         scale = weights.get(scale_of(name))
         if not name.endswith(".scale"):
-            found[name] = weight if scale is None else values_of(weight, scale.double())
-    return found
+            dense[name] = weight if scale is None else values_of(weight, scale.double())
+    return dense
 
 
 def is_quantized(weights: Mapping[str, torch.Tensor]) -> bool:

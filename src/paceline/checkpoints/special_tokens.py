@@ -89,7 +89,7 @@ class Span(NamedTuple):
     id: int
 
 
-class Encoder(Protocol):
+class SpecialTokenEncoder(Protocol):
     """What `SpecialTokens` needs of a tokenizer."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
@@ -102,7 +102,7 @@ class Encoder(Protocol):
 class SpecialTokens:
     """Of one tokenizer."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: SpecialTokenEncoder) -> None:
         added = [token for token in encoder.added() if token.text]
         longest_first = sorted(added, key=lambda token: -len(token.text))
         unknown = frozenset(encoder.encode(STRANGE, False))  # is in ids without being in the text
@@ -120,10 +120,10 @@ class SpecialTokens:
         Raises:
             PromptError: there are such, and the template's own cannot be told from them; or too many tokens.
         """
-        own = self._found(rendered.own)
-        wanted = [span.id for span in own if span.id in self._special]
+        spans_known = self._found(rendered.written)
+        wanted = [span.id for span in spans_known if span.id in self._special]
         same = self._in(ids) == wanted
-        if same and all(rendered.text.count(text) == rendered.own.count(text) for text in self._unknown):
+        if same and all(rendered.text.count(text) == rendered.written.count(text) for text in self._unknown):
             return ids
         if not rendered.exact:
             raise PromptError(
@@ -131,25 +131,25 @@ class SpecialTokens:
                 "from its own; leave them out, or allow them with allow_special_tokens (--allow-special-tokens)"
             )
         text = rendered.text
-        spans = [self._stretched(text, span) for span in own]
-        found = self._encoder.encode_apart(text, spans, most)
-        if self._in(found) != wanted:  # a model that makes such tokens of text, as Unigram does
-            found = self._encoder.encode_apart(text, sorted([*spans, *self._cuts(text, own)]), most)
-        if self._in(found) != wanted:
+        spans = [self._stretched(text, span) for span in spans_known]
+        encoded = self._encoder.encode_apart(text, spans, most)
+        if self._in(encoded) != wanted:  # a model that makes such tokens of text, as Unigram does
+            encoded = self._encoder.encode_apart(text, sorted([*spans, *self._cuts(text, spans_known)]), most)
+        if self._in(encoded) != wanted:
             raise PromptError("messages hold special tokens, which this tokenizer cannot read as text; leave them out")
-        return found
+        return encoded
 
     def _in(self, ids: Iterable[int]) -> list[int]:
         return [index for index in ids if index in self._special]
 
-    def _found(self, own: str) -> list[Span]:
+    def _found(self, printed: str) -> list[Span]:
         """The special tokens in what a template wrote."""
-        matches = ((found, self._known[found[0]]) for found in self._pattern.finditer(own))
-        return [Span(found.start(), found.end(), token.id) for found, token in matches if token.special]
+        matches = ((match, self._known[match[0]]) for match in self._pattern.finditer(printed))
+        return [Span(match.start(), match.end(), token.id) for match, token in matches if token.special]
 
-    def _cuts(self, text: str, own: Sequence[Span]) -> list[Span]:
+    def _cuts(self, text: str, known: Sequence[Span]) -> list[Span]:
         """Within every special token of a text that the template did not write."""
-        starts = {span.start for span in own}
+        starts = {span.start for span in known}
         places = [span.start + 1 for span in self._found(text) if span.start not in starts]
         return [Span(place, place, CUT) for place in places]
 
@@ -190,7 +190,7 @@ class LiteralTwin:
         starts = [0, *(span.end for span in spans)]
         ends = [*(span.start for span in spans), len(text)]
         parts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-        found = ids_of(self._twin, self._mark.join(parts), False, most)
+        ids = ids_of(self._twin, self._mark.join(parts), False, most)
         marks = iter([span.id for span in spans])
-        named = [next(marks) if index == self._mark_id else self._own.get(index, index) for index in found]
+        named = [next(marks) if index == self._mark_id else self._own.get(index, index) for index in ids]
         return [index for index in named if index != CUT]

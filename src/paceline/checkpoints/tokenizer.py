@@ -18,7 +18,7 @@ from paceline.checkpoints.chat_template import ChatTemplate, Rendered
 from paceline.checkpoints.gguf_file import is_gguf
 from paceline.checkpoints.gguf_tokenizer import gguf_tokenizer
 from paceline.checkpoints.special_tokens import SpecialTokens
-from paceline.checkpoints.tokenizer_backends import Backend, FastBackend, SlowBackend
+from paceline.checkpoints.tokenizer_backends import FastBackend, SlowBackend, TokenizerBackend
 from paceline.errors import CheckpointError, ConfigError, PacelineError, PromptError
 from paceline.utils import keys_once, need, shortened
 
@@ -50,7 +50,9 @@ class Tokenizer:
         vocab_size: number of tokens, added ones included (the model's head may be padded beyond it).
     """
 
-    def __init__(self, backend: Backend, *, name: str, named: Mapping[str, str], template: str | None = None) -> None:
+    def __init__(
+        self, backend: TokenizerBackend, *, name: str, named: Mapping[str, str], template: str | None = None
+    ) -> None:
         self.name, self.named, self._backend, self._template = name, dict(named), backend, template
         self._tokens: dict[int, str] | None = None
         self._fingerprint: str | None = None
@@ -211,19 +213,19 @@ class Tokenizer:
             messages, add_generation_prompt, continue_final_message=continue_final_message, **kwargs
         )
 
-    def template(self, given: str | None = None) -> ChatTemplate:
+    def template(self, template: str | None = None) -> ChatTemplate:
         """The checkpoint's chat template, or one that replaces it.
 
         Raises:
             ConfigError: there is none.
         """
-        need(given is None or isinstance(given, str), "chat_template", "be a text", given)
-        if (text := self._template if given is None else given) is None:
+        need(template is None or isinstance(template, str), "chat_template", "be a text", template)
+        if (text := self._template if template is None else template) is None:
             raise ConfigError(
                 f"{self.name} has no chat template; use generate with a plain prompt, pass chat_template, or use a "
                 f"chat ('-Instruct') version of the model"
             )
-        name = f"the chat template of {self.name}" if given is None else "the chat template that was given"
+        name = f"the chat template of {self.name}" if template is None else "the chat template that was given"
         return ChatTemplate(text, name, self.named)
 
     def end_of_turn(self) -> int | None:
@@ -277,18 +279,18 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: unreadable, not JSON, not an object, or with a key given twice.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once(str(path)))
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once(str(path)))
     except FileNotFoundError:
         return {}
     except ConfigError as error:
         raise CheckpointError(f"{error}; correct the file, or download the checkpoint again") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); download the checkpoint again") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise CheckpointError(
-            f"{path} must hold a JSON object, got {type(found).__name__}; download the checkpoint again"
+            f"{path} must hold a JSON object, got {type(value).__name__}; download the checkpoint again"
         )
-    return found
+    return value
 
 
 def _from_json(folder: Path) -> Tokenizer:
@@ -348,16 +350,16 @@ def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}); download the checkpoint again") from error
-    found = read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
-    if isinstance(found, list):
-        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, Mapping)}
-    if isinstance(found, Mapping):
-        found = found.get("default")
-    if found is not None and not isinstance(found, str):
+    stored = read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if isinstance(stored, list):
+        stored = {entry.get("name"): entry.get("template") for entry in stored if isinstance(entry, Mapping)}
+    if isinstance(stored, Mapping):
+        stored = stored.get("default")
+    if stored is not None and not isinstance(stored, str):
         raise CheckpointError(
-            f"the chat template in {folder} must be a text, got {shortened(found)}; download the checkpoint again"
+            f"the chat template in {folder} must be a text, got {shortened(stored)}; download the checkpoint again"
         )
-    return found
+    return stored
 
 
 def _check_sentencepiece(folder: Path) -> None:
@@ -398,7 +400,7 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
         ) from error
     fast = getattr(inner, "backend_tokenizer", None)
     clean_up = bool(getattr(inner, "clean_up_tokenization_spaces", False))
-    backend: Backend = SlowBackend(inner) if fast is None else FastBackend(fast, clean_up=clean_up)
+    backend: TokenizerBackend = SlowBackend(inner) if fast is None else FastBackend(fast, clean_up=clean_up)
     named = {name: str(text) for name in NAMED_TOKENS if (text := getattr(inner, name, None))}
     template = _find_template(folder, {"chat_template": getattr(inner, "chat_template", None)})
     tokenizer = Tokenizer(backend, name=str(folder), named=named, template=template)

@@ -16,7 +16,7 @@ CLEAN_UP = (
 )
 
 
-class Backend(Protocol):
+class TokenizerBackend(Protocol):
     """What a Tokenizer needs of the library behind it."""
 
     def encode(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]: ...
@@ -156,14 +156,14 @@ class SlowBackend:
         return not getattr(self.inner, "split_special_tokens", False)
 
     def encode_apart(self, text: str, spans: Sequence[Span], most: int | None = None) -> list[int]:
-        found, start = list[int](), 0
+        ids, start = list[int](), 0
         for span in (*spans, None):
             part = text[start : span.start if span else None]
-            found += self.inner.encode(part, add_special_tokens=False, split_special_tokens=True) if part else []
+            ids += self.inner.encode(part, add_special_tokens=False, split_special_tokens=True) if part else []
             if span:
-                found.append(span.id)
+                ids.append(span.id)
                 start = span.end
-        return [index for index in bounded(found, most) if index != CUT]
+        return [index for index in bounded(ids, most) if index != CUT]
 
 
 def _clean_up(text: str) -> str:

@@ -33,11 +33,11 @@ def replaced(text: str) -> str:
     """The text in stand-ins."""
     wide = bytearray(text.encode("utf-32-le", "surrogatepass"))
     wide[2::4] = wide[2::4].translate(AWAY)
-    found = wide.decode("utf-32-le")
+    plain_text = wide.decode("utf-32-le")
     for char in NEUTRAL:
         if char in text:
-            found = found.replace(chr(ord(char) + OFFSET), char)
-    return found
+            plain_text = plain_text.replace(chr(ord(char) + OFFSET), char)
+    return plain_text
 
 
 def restored(text: str) -> str:
@@ -51,7 +51,7 @@ def restored(text: str) -> str:
 
 def blanked(text: str) -> str:
     """What is not from outside, at its place."""
-    return RUN.sub(lambda found: BLANK * len(found[0]), text)
+    return RUN.sub(lambda match: BLANK * len(match[0]), text)
 
 
 class Tracked(str):
@@ -66,9 +66,9 @@ class Tracked(str):
     _known: str | None
 
     def __new__(cls, text: str, plain: str | None = None) -> Tracked:
-        made = super().__new__(cls, text)
-        made._known = plain
-        return made
+        tracked_text = super().__new__(cls, text)
+        tracked_text._known = plain
+        return tracked_text
 
     @property
     def _plain(self) -> str:
@@ -156,12 +156,12 @@ class Tracked(str):
 
     def _pieces(self, pieces: Iterable[str], gap: str | None) -> list[str]:
         """Pieces of the plain text as pieces of this one; they lie `gap` apart, or (None) any white space."""
-        found, start = list[str](), 0
+        parts, start = list[str](), 0
         for piece in pieces:
             start = self._plain.index(piece, start) if gap is None else start
-            found.append(self[start : start + len(piece)])
+            parts.append(self[start : start + len(piece)])
             start += len(piece) + len(gap or "")
-        return found
+        return parts
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
         return self._parts(self._plain.partition(_plain(sep)))
@@ -182,7 +182,7 @@ class Tracked(str):
 def _plain(value: Any) -> Any:
     """What a text stands for; another value as it is."""
     if isinstance(value, tuple):
-        return tuple(_plain(one) for one in value)
+        return tuple(_plain(item) for item in value)
     return value._plain if isinstance(value, Tracked) else value
 
 

@@ -29,11 +29,11 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
     spelled = tokenizer.tokens()
     read = reader_of(tokenizer)
     letters = tokenizer.literal_ids if read is byte_level else frozenset[int]()
-    found: list[bytes | None] = [None] * (max(spelled, default=-1) + 1)
+    spelling: list[bytes | None] = [None] * (max(spelled, default=-1) + 1)
     for index, text in spelled.items():
         if index not in tokenizer.special_ids:
-            found[index] = text.encode("utf-8", "replace") if index in letters else read(text)
-    return found
+            spelling[index] = text.encode("utf-8", "replace") if index in letters else read(text)
+    return spelling
 
 
 class TokenBytes:

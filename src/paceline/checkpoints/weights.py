@@ -70,7 +70,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CanonicalTensor:
     """One canonical tensor, and the alternative lists of pieces that make it."""
 
     name: str
@@ -83,7 +83,7 @@ class Target:
         return math.prod(self.shape)
 
 
-def targets(spec: ModelSpec) -> Iterator[Target]:
+def targets(spec: ModelSpec) -> Iterator[CanonicalTensor]:
     """All canonical tensors of a model."""
     d, v = spec.hidden_size, spec.vocab_size
     yield _same("embed.weight", (v, d), "embed_tokens.weight")
@@ -93,7 +93,9 @@ def targets(spec: ModelSpec) -> Iterator[Target]:
     for index in range(spec.num_layers):
         yield from (_latent_attention if spec.latent else _attention)(spec, f"layers.{index}.")
         for name, stored in NORMS["parallel" if spec.parallel else spec.norm_placement].items():
-            yield from _norm(spec, f"layers.{index}.{name}", *(f"layers.{index}.{one}" for one in stored))
+            yield from _norm(
+                spec, f"layers.{index}.{name}", *(f"layers.{index}.{stored_name}" for stored_name in stored)
+            )
         yield from _transformation(spec, index)
 
 
@@ -111,31 +113,31 @@ NORMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """The norms of a layer by placement, with their stored names; the first that is there counts."""
 
 
-def _transformation(spec: ModelSpec, index: int) -> Iterator[Target]:
+def _transformation(spec: ModelSpec, index: int) -> Iterator[CanonicalTensor]:
     if spec.moe is None or not spec.layers[index].moe:
         return _mlp(spec, f"layers.{index}.")
     return _biased_experts(spec, f"layers.{index}.") if spec.moe.bias else _experts(spec, f"layers.{index}.")
 
 
-def _same(name: str, shape: Shape, *stored: str, arrange: Arrange | None = None) -> Target:
-    return Target(name, shape, ((StoredTensor(stored, shape, arrange=arrange),),))
+def _same(name: str, shape: Shape, *stored: str, arrange: Arrange | None = None) -> CanonicalTensor:
+    return CanonicalTensor(name, shape, ((StoredTensor(stored, shape, arrange=arrange),),))
 
 
-def _norm(spec: ModelSpec, name: str, *stored: str) -> Iterator[Target]:
+def _norm(spec: ModelSpec, name: str, *stored: str) -> Iterator[CanonicalTensor]:
     for kind in ("weight", "bias") if spec.norm_bias else ("weight",):
-        yield _same(f"{name}.{kind}", (spec.hidden_size,), *(f"{one}.{kind}" for one in stored))
+        yield _same(f"{name}.{kind}", (spec.hidden_size,), *(f"{stored_name}.{kind}" for stored_name in stored))
 
 
 def _fused(
     name: str, widths: Sequence[tuple[str, int]], rest: Shape, whole: str, arrange: Mapping[str, Arrange] = {}
-) -> Target:
+) -> CanonicalTensor:
     """A tensor stored in parts along its first axis, or as one called `whole`."""
     pieces, at = [], 0
     for part, width in widths:
         pieces.append(StoredTensor((part,), (width, *rest), at, arrange=arrange.get(part)))
         at += width
     alone = () if arrange else ((StoredTensor((whole,), (at, *rest)),),)
-    return Target(name, (at, *rest), (*alone, tuple(pieces)))
+    return CanonicalTensor(name, (at, *rest), (*alone, tuple(pieces)))
 
 
 def evens_then_odds(rows: torch.Tensor) -> torch.Tensor:
@@ -150,7 +152,7 @@ def _halves(tensor: torch.Tensor, head_dim: int, dims: int) -> torch.Tensor:
     return tensor.view(-1, head_dim, *tensor.shape[1:])[:, order].flatten(0, 1)
 
 
-def _attention(spec: ModelSpec, layer: str) -> Iterator[Target]:
+def _attention(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     d, q, k = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     at = f"{layer}self_attn."
     rope = next(iter(spec.ropes.values()), None)
@@ -171,7 +173,7 @@ def _attention(spec: ModelSpec, layer: str) -> Iterator[Target]:
         yield _same(f"{layer}sinks", (spec.num_heads,), f"{at}sinks")
 
 
-def _latent_attention(spec: ModelSpec, layer: str) -> Iterator[Target]:
+def _latent_attention(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     """Queries, or what they are made of, stand above (rotated key, latent); rotated rows come first in each head."""
     latent = spec.latent
     assert latent is not None
@@ -198,7 +200,7 @@ def _rotated_first(tensor: torch.Tensor, head_dim: int, dims: int) -> torch.Tens
     return tensor.view(-1, head_dim, *tensor.shape[1:])[:, order].flatten(0, 1)
 
 
-def _mlp(spec: ModelSpec, layer: str) -> Iterator[Target]:
+def _mlp(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     d, inner = spec.hidden_size, spec.intermediate_size
     for kind, rest, wanted in (("weight", (d,), True), ("bias", (), spec.mlp_bias)):
         if wanted and spec.gated:
@@ -230,7 +232,7 @@ def _one_by_one(
     )
 
 
-def _experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
+def _experts(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     moe = spec.moe
     assert moe is not None
     d, count, inner = spec.hidden_size, moe.experts, moe.intermediate
@@ -241,9 +243,9 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
 
     yield _same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
     shape, alone = (count, 2 * inner, d), _one_by_one(layer, count, GATE_UP, (inner, d))
-    yield Target(f"{layer}experts.gate_up", shape, (whole("gate_up_proj", shape), alone))
+    yield CanonicalTensor(f"{layer}experts.gate_up", shape, (whole("gate_up_proj", shape), alone))
     shape, alone = (count, d, inner), _one_by_one(layer, count, DOWN, (d, inner))
-    yield Target(f"{layer}experts.down", shape, (whole("down_proj", shape), alone))
+    yield CanonicalTensor(f"{layer}experts.down", shape, (whole("down_proj", shape), alone))
     if moe.shared:
         at = f"{layer}mlp.shared_expert{'' if moe.shared_gate else 's'}."
         parts = [(f"{at}{name}_proj.weight", moe.shared) for name in ("gate", "up")]
@@ -253,7 +255,7 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
         yield _same(f"{layer}shared.gate.weight", (1, d), f"{layer}mlp.shared_expert_gate.weight")
 
 
-def _biased_experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
+def _biased_experts(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     """The mixture of gpt-oss: stacks whose rows of gate and up take turns, inputs before outputs unless in MXFP4; or
     one by one.
     """
@@ -268,10 +270,10 @@ def _biased_experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
         flat = StoredTensor((stored,), (count, inputs, outputs), arrange=partial(_outputs_first, order=order))
         packed = StoredTensor((f"{stored}_blocks",), (count, outputs, inputs), arrange=order)
         alone = _one_by_one(layer, count, parts, (width, inputs))
-        yield Target(f"{layer}experts.{name}", (count, outputs, inputs), (alone, (flat,), (packed,)))
+        yield CanonicalTensor(f"{layer}experts.{name}", (count, outputs, inputs), (alone, (flat,), (packed,)))
         bias = StoredTensor((f"{stored}_bias",), (count, outputs), arrange=order)
         alone = _one_by_one(layer, count, parts, (width,), "bias")
-        yield Target(f"{layer}experts.{name}.bias", (count, outputs), (alone, (bias,)))
+        yield CanonicalTensor(f"{layer}experts.{name}.bias", (count, outputs), (alone, (bias,)))
 
 
 def _gate_then_up(stack: torch.Tensor) -> torch.Tensor:
@@ -336,7 +338,7 @@ def sources(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, list[str]]:
         CheckpointError, UnsupportedModelError: see `load_weights`.
     """
     names = StoredNames(checkpoint, spec)
-    return {target.name: [names.stored[one] for _, one in chosen_pieces(names, target)] for target in targets(spec)}
+    return {target.name: [names.stored[piece] for _, piece in chosen_pieces(names, target)] for target in targets(spec)}
 
 
 def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
@@ -409,7 +411,7 @@ def load_weights(
     return weights
 
 
-def _read(names: StoredNames, target: Target, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _read(names: StoredNames, target: CanonicalTensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """One canonical weight, of which nothing else keeps a reference."""
     recipe = chosen_pieces(names, target)
     out = empty(target.shape, dtype, device)
@@ -422,14 +424,14 @@ def _read(names: StoredNames, target: Target, dtype: torch.dtype, device: torch.
     return out
 
 
-def chosen_pieces(names: StoredNames, target: Target) -> list[tuple[StoredTensor, str]]:
+def chosen_pieces(names: StoredNames, target: CanonicalTensor) -> list[tuple[StoredTensor, str]]:
     """The pieces of the first recipe that is stored in full, with their names."""
     missing: list[str] = []
     for recipe in target.recipes:
-        found = [(piece, names.find(piece)) for piece in recipe]
-        missing = [piece.names[0] for piece, name in found if name is None]
+        stored = [(piece, names.find(piece)) for piece in recipe]
+        missing = [piece.names[0] for piece, name in stored if name is None]
         if not missing:
-            return [(piece, name) for piece, name in found if name is not None]
+            return [(piece, name) for piece, name in stored if name is not None]
     _check_foreign(names)
     raise CheckpointError(
         f"{names.checkpoint.folder} lacks {some(missing)}; the checkpoint is incomplete or of another architecture"

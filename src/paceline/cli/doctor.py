@@ -1,5 +1,5 @@
-"""`paceline doctor`: checks a setup and reports what is wrong, one line each; exit 0 when fine, 1 when something is
-wrong.
+"""`paceline doctor`: checks a setup, a line a check as soon as it ends, and a block for a report; exit 0 when fine, 1
+when something is wrong.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import typer
 from paceline.cli.methods import left_out
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import Prompts, read_prompts
-from paceline.cli.terminal import counted, progress_bar, stages, wrapped
+from paceline.cli.terminal import counted, progress_bar, say, stages, wrapped
 from paceline.config import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from paceline.doctor import PassFacts, Visit
+    from paceline.doctor import Diagnosis, PassFacts, Visit
     from paceline.llm import LLM
     from paceline.profiles import Profile
 
@@ -35,7 +35,7 @@ PROBED = 3
 def command(
     *,
     prompts: Prompts = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also list the checks that passed.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also list methods that auto left out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
     flag_values: dict[str, Any],
 ) -> None:
@@ -49,8 +49,8 @@ def command(
 
     items = _prompts(llm) if texts is None else texts[:PROBED]
     with progress_bar() as bar:
-        report = visit(llm, config, items, stages(bar))
-    print(json.dumps(report.to_dict()) if as_json else words(report, llm, verbose=verbose, profile=profile))
+        report = visit(llm, config, items, stages(bar), lambda found: None if as_json else say_checks(found))
+    print(json.dumps(report.to_dict(llm)) if as_json else words(report, llm, verbose=verbose, profile=profile))
     raise typer.Exit(0 if report.diagnosis.healthy else 1)
 
 
@@ -71,22 +71,30 @@ def _prompts(llm: LLM) -> list[Any]:
     return prompts[:: max(1, len(prompts) // PROBED)][:PROBED]
 
 
+def say_checks(found: Diagnosis) -> None:
+    """A line for each check: OK, or what is wrong and what to do, hints last."""
+    complained = {name for name, _ in found.findings}
+    lines = [f"OK     {name}" for name in found.asked if name not in complained]
+    for name, one in sorted(found.findings, key=lambda pair: pair[1].hint):
+        lines.append(f"{'HINT ' if one.hint else 'WRONG'}  {name}: {one.what}. To do: {one.do}.")
+    for line in lines:
+        say(line, indent=_indent(line))
+
+
 def words(report: Visit, llm: LLM, *, verbose: bool, profile: Profile | None = None) -> str:
-    """The findings, no wider than the terminal, faults before hints."""
+    """The figures, the verdict and the block for a report, no wider than the terminal."""
+    from paceline.doctor import about
+
     facts, diagnosis = report.facts, report.diagnosis
     target, threads = facts.target, facts.machine.threads
     lines = [
+        "",
         f"{llm.runner.info.name} ({target.dtype} on {target.device}, {counted(threads, 'thread')})",
         *([] if facts.passes is None else _passes(facts.passes)),
         *([str(profile)] if profile is not None else []),
         *(_probed(probe) for probe in facts.probes),
     ]
-    complained = {name for name, _ in diagnosis.findings}
-    if verbose:
-        lines += [f"ok     {name}" for name in diagnosis.asked if name not in complained]
-    for name, finding in sorted(diagnosis.findings, key=lambda pair: pair[1].hint):
-        lines.append(f"{'hint ' if finding.hint else 'WRONG'}  {name}: {finding.what}. To do: {finding.do}.")
-    wrong = sum(not finding.hint for _, finding in diagnosis.findings)
+    wrong = sum(not one.hint for _, one in diagnosis.findings)
     hints = len(diagnosis.findings) - wrong
     verdict = "nothing is wrong" if not wrong else f"{wrong} thing{'s are' if wrong > 1 else ' is'} wrong"
     lines.append(
@@ -94,7 +102,9 @@ def words(report: Visit, llm: LLM, *, verbose: bool, profile: Profile | None = N
     )
     if verbose:
         lines += left_out()
-    return "\n".join(text for line in lines for text in wrapped([line], _indent(line)))
+    lines += ["", "To report a problem, paste this:"]
+    block = [f"    {name:<10} {value}" for name, value in about(llm, facts)]
+    return "\n".join([text for line in lines for text in wrapped([line], _indent(line))] + block)
 
 
 def _passes(passes: PassFacts) -> list[str]:
@@ -118,7 +128,7 @@ def _passes(passes: PassFacts) -> list[str]:
 
 
 def _indent(line: str) -> str:
-    return " " * 7 if line.startswith(("WRONG", "hint", "ok ")) else "  "
+    return " " * 7 if line.startswith(("WRONG", "HINT", "OK ")) else "  "
 
 
 def _probed(probe: Any) -> str:

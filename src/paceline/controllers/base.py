@@ -144,10 +144,10 @@ class Outcome:
                 counts[sources[node]][0] += 1
         reading = self.times.catching_up or (0.0,) * len(counts)
         took = zip(counts, self.times.draft, reading, strict=True)
-        made = [Share(accepted, scored, drafting, read) for (accepted, scored), drafting, read in took]
+        shares = [Share(accepted, scored, drafting, read) for (accepted, scored), drafting, read in took]
         if not self.earlier:
-            return made
-        return [one.plus(other) for one, other in zip(made, self.earlier, strict=True)]
+            return shares
+        return [share.plus(other) for share, other in zip(shares, self.earlier, strict=True)]
 
 
 class Controller:

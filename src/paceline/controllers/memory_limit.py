@@ -100,7 +100,7 @@ class LimitedController(Controller):
             return []
         reached = self.footprint.drafts(signal.length, min(nodes, most))
         self._held[signal.key] = max(self._held.get(signal.key, 0), reached)
-        return [replace(one, nodes=min(one.nodes, most), depth=min(one.depth, most)) for one in budgets]
+        return [replace(budget, nodes=min(budget.nodes, most), depth=min(budget.depth, most)) for budget in budgets]
 
     def _fit(self, signals: Sequence[Signal]) -> None:
         """As many sequences as fit with one node, then as many nodes as fit for these."""
@@ -127,13 +127,13 @@ class LimitedController(Controller):
 
     def _total(self, taking: Sequence[Signal], count: int) -> int:
         """Bytes where these have trees of `count` nodes, and all others keep what they hold."""
-        found = {signal.key: self._opened for signal in self._signals} | self._held
+        held_bytes = {signal.key: self._opened for signal in self._signals} | self._held
         nodes = 0
         for signal in taking:
             held = self.footprint.drafts(signal.length, count)
-            found[signal.key] = max(held, found.get(signal.key, 0))
+            held_bytes[signal.key] = max(held, held_bytes.get(signal.key, 0))
             nodes += self.footprint.nodes(count, signal.temperature)
-        return nodes + sum(found.values())
+        return nodes + sum(held_bytes.values())
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """The other's, cut where several drafts together went beyond what fits; those with drawn trials whatever their

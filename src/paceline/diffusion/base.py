@@ -388,12 +388,12 @@ class Setting:
             ConfigError: a schedule of several blocks, a block-causal model whose block does not hold the text.
         """
         masked, block = self.canvas.masked(), self.first_block()
-        one = not masked.size or (block.start <= masked[0] and masked[-1] < block.stop)
+        in_one_block = not masked.size or (block.start <= masked[0] and masked[-1] < block.stop)
         if self.denoiser.attention == "block" and len(block) == self.denoiser.block_length:
             rule = f"fit one block of {len(block)} slots for {method}, which may write anywhere (full attention)"
-            need(one, "max_tokens of a block-causal model", rule, int(masked.size))
+            need(in_one_block, "max_tokens of a block-causal model", rule, int(masked.size))
         rule = f"be that of the whole text for {method}, which may write anywhere (leave it out)"
-        need(one, "block_length", rule, len(block))
+        need(in_one_block, "block_length", rule, len(block))
         return int(masked.size)
 
     def rounds_of_blocks(self, steps: int | None) -> int:

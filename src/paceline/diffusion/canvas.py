@@ -79,8 +79,8 @@ class Canvas:
             )
             tokens[len(prompt) + slot] = token
             status[len(prompt) + slot] = Status.PRIOR
-        given = tokens[status != Status.MASKED]
-        need(not (given == mask_token_id).any(), "a prompt or prior", GIVEN, mask_token_id)
+        fixed = tokens[status != Status.MASKED]
+        need(not (fixed == mask_token_id).any(), "a prompt or prior", GIVEN, mask_token_id)
         empty = np.full(tokens.size, np.nan)
         return cls(tokens, status, np.full(tokens.size, -1, np.int64), empty, len(prompt), mask_token_id, eos_token_ids)
 
@@ -174,7 +174,7 @@ def given_slots(
     Raises:
         ConfigError: more slots than that, ids outside the vocabulary, a mask token.
     """
-    found: dict[int, int] = {}
+    token_of: dict[int, int] = {}
     slot = 0
     for piece in pieces:
         if isinstance(piece, int):
@@ -183,7 +183,7 @@ def given_slots(
         for token in encode(piece) if isinstance(piece, str) else piece:
             integer("canvas token ids", token, 0, vocab_size - 1)
             need(token != mask_token_id, "canvas", GIVEN, mask_token_id)
-            found[slot] = token
+            token_of[slot] = token
             slot += 1
     need(slot <= slots, "canvas", f"fit the {slots} slots that max_tokens and the context leave", slot)
-    return found
+    return token_of

@@ -269,14 +269,14 @@ class DiffusionEngine:
 
     def _thoughts(self, request: Request, think: ThinkParams) -> Writing:
         """The thoughts before an output."""
-        given = request.params
+        answer_params = request.params
         params = SamplingParams(
-            temperature=given.temperature,
-            logit_bias=given.logit_bias,
+            temperature=answer_params.temperature,
+            logit_bias=answer_params.logit_bias,
             stop=think.end,
             max_tokens=think.max_tokens,
-            ignore_eos=given.ignore_eos,
-            skip_special_tokens=given.skip_special_tokens,
+            ignore_eos=answer_params.ignore_eos,
+            skip_special_tokens=answer_params.skip_special_tokens,
         )
         text = Request(request.id, None, request.prompt_ids, params, request.seed, think.max_tokens)
         return Writing(text, self._method(thinking(self.given), request), self.denoiser)
@@ -401,9 +401,9 @@ class DiffusionEngine:
         parts = writing.method.parts(facts, canvas, seed=draw_seed(text.seed, index), token_text=texts)
         if params.logit_bias:
             parts.layout = BiasedLayout(parts.layout, params.logit_bias)
-        given = np.flatnonzero(canvas.status[canvas.start :][: text.max_tokens] == Status.PRIOR)
-        if given.size and facts.eos_token_ids:
-            parts.layout = OpenedLayout(parts.layout, facts.eos_token_ids, canvas.start + int(given[-1]))
+        prior = np.flatnonzero(canvas.status[canvas.start :][: text.max_tokens] == Status.PRIOR)
+        if prior.size and facts.eos_token_ids:
+            parts.layout = OpenedLayout(parts.layout, facts.eos_token_ids, canvas.start + int(prior[-1]))
         return parts
 
     def _look_for_ends(self, jobs: Sequence[Job]) -> None:

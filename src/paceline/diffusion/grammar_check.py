@@ -86,8 +86,8 @@ class GrammarCheck(Check):
         max_rejections: int = 100,
     ) -> None:
         canvas, denoiser = setting.canvas, setting.denoiser
-        given = {"grammar": grammar, "regex": regex, "json_schema": json_schema}
-        chosen = [name for name, value in given.items() if value is not None]
+        sources = {"grammar": grammar, "regex": regex, "json_schema": json_schema}
+        chosen = [name for name, value in sources.items() if value is not None]
         need(len(chosen) == 1, "a constraint", "be one of grammar, regex and json_schema", chosen or None)
         need(setting.token_text is not None, "a constraint", "come with token_text, the text of each token", None)
         integer("max_rejections", max_rejections, 0)
@@ -95,7 +95,7 @@ class GrammarCheck(Check):
         integer("constrained_from", self.first, 0, int(canvas.masked()[0]) if canvas.masked().size else canvas.length)
         self.most, self.endings = max_rejections, setting.end_tokens
         never = frozenset((denoiser.mask_token_id, *self.endings, *denoiser.eos_token_ids))
-        key = _source(chosen[0], given[chosen[0]], grammar_start)
+        key = _source(chosen[0], sources[chosen[0]], grammar_start)
         assert setting.token_text is not None
         self.lexicon = _lexicon(key, setting.token_text, denoiser.vocab_size, never)
         self.kinds = np.where(self.lexicon.row_of == DEAD, UNFIT, self.lexicon.row_of).astype(np.int32)
@@ -235,9 +235,9 @@ class _RoundWriter:
         self.left -= not known
         if slot not in self.others:
             self.others[slot] = self._others(slot, token)
-        if (found := next(self.others[slot], None)) is not None:
-            self.sure[slot], self.token[slot] = found
-            heapq.heappush(self.heap, (-found[0], slot))
+        if (option := next(self.others[slot], None)) is not None:
+            self.sure[slot], self.token[slot] = option
+            heapq.heappush(self.heap, (-option[0], slot))
 
     def _others(self, slot: int, first: int) -> Iterator[tuple[float, int]]:
         """(probability, token) of the slot's tokens that are not ruled out, the best first."""

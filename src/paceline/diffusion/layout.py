@@ -88,12 +88,12 @@ class BiasedLayout(Layout):
         return self.inner.calls(drafts, plans, store)
 
     def logits(self, outputs: list[torch.Tensor], plans: Sequence[CanvasPass]) -> list[torch.Tensor]:
-        found = []
+        logits = []
         for rows in self.inner.logits(outputs, plans):
             biased = rows.clone()
             biased[:, list(self.bias)] += torch.tensor(list(self.bias.values()), dtype=rows.dtype, device=rows.device)
-            found.append(biased)
-        return found
+            logits.append(biased)
+        return logits
 
 
 class OpenedLayout(Layout):
@@ -112,10 +112,10 @@ class OpenedLayout(Layout):
         return self.inner.calls(drafts, plans, store)
 
     def logits(self, outputs: list[torch.Tensor], plans: Sequence[CanvasPass]) -> list[torch.Tensor]:
-        found = []
+        logits = []
         for rows, plan in zip(self.inner.logits(outputs, plans), plans, strict=True):
             early = torch.from_numpy(np.flatnonzero(plan.predicted < self.before)).to(rows.device)
             ends = torch.tensor(self.ends, device=rows.device)
             barred = rows.new_tensor(-torch.inf)
-            found.append(rows.index_put((early[:, None], ends[None, :]), barred, accumulate=True))  # NaN stays
-        return found
+            logits.append(rows.index_put((early[:, None], ends[None, :]), barred, accumulate=True))  # NaN stays
+        return logits

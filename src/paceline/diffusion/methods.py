@@ -74,36 +74,36 @@ class ConfiguredMethod:
     """
 
     def __init__(self, config: Mapping[str, Any] | str | None = None) -> None:
-        given: dict[str, Any] = self._renamed({"method": config} if isinstance(config, str) else dict(config or {}))
-        name, temperature = given.pop("method", "threshold"), given.pop("temperature", 0.0)
+        options: dict[str, Any] = self._renamed({"method": config} if isinstance(config, str) else dict(config or {}))
+        name, temperature = options.pop("method", "threshold"), options.pop("temperature", 0.0)
         need(isinstance(name, str), "method", "be the name of a diffusion method", name)
         number("temperature", temperature, 0.0, math.inf, "be 0 or more")
         self.name, self.temperature = STRATEGIES.get(name, name), float(temperature)
         if self.name not in METHODS:
             raise ConfigError(f"unknown diffusion method {self.name!r}; {_near(self.name, METHODS)}")
         self.method: Method = METHODS[self.name]
-        if CONSTRAINTS & given.keys():
-            given.setdefault("check", "grammar")
-        self.names = self._names({kind: given.pop(kind, getattr(self.method, kind)) for kind in KINDS})
-        modifiers = given.pop("modifiers", self.method.modifiers)
+        if CONSTRAINTS & options.keys():
+            options.setdefault("check", "grammar")
+        self.names = self._names({kind: options.pop(kind, getattr(self.method, kind)) for kind in KINDS})
+        modifiers = options.pop("modifiers", self.method.modifiers)
         listed = isinstance(modifiers, list | tuple) and all(isinstance(name, str) for name in modifiers)
         need(listed, "modifiers", f"be a list of {', '.join(PARTS['modifier'])}", modifiers)
         self.modifiers = tuple(modifiers)
-        self.options = {**self.method.options, **given}
+        self.options = {**self.method.options, **options}
         self._check_options()
         both = "edit" in self.names and "check" in self.names
         rule = "be left out where a constraint is checked (an edit could break what was checked)"
         need(not both, "edit", rule, self.names.get("edit"))
 
     @staticmethod
-    def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+    def _renamed(config: Mapping[str, Any]) -> dict[str, Any]:
         """The same options under our names."""
         renamed: dict[str, Any] = {}
-        for key, value in given.items():
+        for key, value in config.items():
             need(isinstance(key, str), "each key of a diffusion_config", "be a string", key)
             ours = canonical(key)
             rule = f"be given once: {key!r} is another name of {ours!r}"
-            need(ours not in renamed, "diffusion_config", rule, dict(given))
+            need(ours not in renamed, "diffusion_config", rule, dict(config))
             renamed[ours] = value
         return renamed
 
@@ -163,8 +163,8 @@ class ConfiguredMethod:
         setting.transition = Transition(schedule=setting.schedule, modifiers=modifiers, **rules)
         policy = setting.cache = self._make("cache", self.names["cache"], setting)
         verification = self._make("verification", self.names["verification"], setting)
-        made = setting.transition, policy, verification, verification.layout, setting.store
-        return CanvasMethod(*made, self.temperature, seed, denoiser.needs_left)
+        parts = setting.transition, policy, verification, verification.layout, setting.store
+        return CanvasMethod(*parts, self.temperature, seed, denoiser.needs_left)
 
     def _make(self, kind: str, name: str, setting: Setting) -> Any:
         factory = part(kind, name)

@@ -110,18 +110,18 @@ def honoured(defaults: GenerationDefaults) -> GenerationDefaults:
     return replace(defaults, sampling={key: value for key, value in defaults.sampling.items() if key not in SAMPLING})
 
 
-def parse_config(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
+def parse_config(config: Mapping[str, Any] | str | None) -> dict[str, Any]:
     """A `diffusion_config`: a dict, its JSON text, the name of a method, or None for the default.
 
     Raises:
         ConfigError: something else, or a key that belongs to SamplingParams.
     """
-    if isinstance(given, str):
-        whole = given.lstrip().startswith("{") or given.strip() == "null"
-        given = json_object("diffusion_config", given) if whole else {"method": given}
+    if isinstance(config, str):
+        whole = config.lstrip().startswith("{") or config.strip() == "null"
+        config = json_object("diffusion_config", config) if whole else {"method": config}
     rule = "be a dict, JSON or the name of a method"
-    need(given is None or isinstance(given, Mapping), "diffusion_config", rule, given)
-    config = dict(given or {})
+    need(config is None or isinstance(config, Mapping), "diffusion_config", rule, config)
+    config = dict(config or {})
     for key, value in config.items():
         name = canonical(str(key))
         need(name not in SAMPLED, f"{name} in diffusion_config", "be a sampling parameter (SamplingParams)", value)

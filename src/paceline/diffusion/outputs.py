@@ -115,8 +115,8 @@ class Painter:
         if state == "masked":
             return DOT * len(slots)
         known = len(self._bytes)
-        found = [self._bytes[token] for token in canvas.tokens[slots].tolist() if token < known]
-        return b"".join(one for one in found if one).decode("utf-8", "replace")
+        spellings = [self._bytes[token] for token in canvas.tokens[slots].tolist() if token < known]
+        return b"".join(spelling for spelling in spellings if spelling).decode("utf-8", "replace")
 
 
 def _state(canvas: Canvas, slot: int, since: int) -> State:
@@ -134,17 +134,17 @@ class TokenTexts:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.texts = [_read(found) for found in token_bytes(tokenizer)]
+        self.texts = [_read(spelling) for spelling in token_bytes(tokenizer)]
 
     def __call__(self, token: int) -> str | None:
         """See `base.TokenText`."""
         return self.texts[token] if token < len(self.texts) else None
 
 
-def _read(found: bytes | None) -> str | None:
-    if not found:
+def _read(spelling: bytes | None) -> str | None:
+    if not spelling:
         return None
     try:
-        return found.decode("utf-8")
+        return spelling.decode("utf-8")
     except UnicodeDecodeError:
         return None

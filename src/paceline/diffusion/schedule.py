@@ -71,12 +71,12 @@ class Blocks(BlockSchedule):
         causal = denoiser.attention == "block"
         origin = 0 if causal else canvas.start
         slots = canvas.length - origin
-        own = denoiser.block_length if causal and denoiser.block_length else slots
+        block = denoiser.block_length if causal and denoiser.block_length else slots
         self.whole = not causal and block_length is None
-        self.length = own if block_length is None else block_length
+        self.length = block if block_length is None else block_length
         if causal:
-            rule = f"divide the model's block length {own} (attention is causal between its blocks)"
-            need(own % self.length == 0, "block_length", rule, self.length)
+            rule = f"divide the model's block length {block} (attention is causal between its blocks)"
+            need(block % self.length == 0, "block_length", rule, self.length)
         rule = f"divide the {slots} slots of the text; choose a divisor, or another length"
         need(slots % self.length == 0, "block_length", rule, self.length)
         self.edges = np.arange(origin, canvas.length + 1, self.length)
@@ -148,17 +148,17 @@ class ProgressiveBlocks(BlockSchedule):
         rule = "be one length or more, each at least 1"
         need(bool(lengths) and min(lengths) >= 1, "block_lengths", rule, lengths)
         causal = setting.denoiser.attention == "block"
-        own = setting.denoiser.block_length if causal else None
+        block = setting.denoiser.block_length if causal else None
         edges = [0 if causal else setting.canvas.start]
         while edges[-1] < setting.canvas.length:
             edge = edges[-1] + lengths[min(len(edges) - 1, len(lengths) - 1)]
-            border = (edges[-1] // own + 1) * own if own and block_lengths is None else edge
+            border = (edges[-1] // block + 1) * block if block and block_lengths is None else edge
             edges.append(min(edge, border))
         edges[-1] = setting.canvas.length
         self.edges = np.asarray(edges, np.int64)
-        if own:
-            crosses = self.edges[:-1] // own != (self.edges[1:] - 1) // own
-            rule = f"make blocks that do not cross the model's, of {own} slots each"
+        if block:
+            crosses = self.edges[:-1] // block != (self.edges[1:] - 1) // block
+            rule = f"make blocks that do not cross the model's, of {block} slots each"
             need(not crosses.any(), "block_lengths", rule, lengths)
 
 

@@ -31,9 +31,9 @@ class EndOfTextStop(Stop):
         self.eager = eager_end
 
     def ending(self, step: Step, chosen: Ints) -> Ending | None:
-        found = _predicting(self.ends, step, np.sort(chosen))
-        if found.size:
-            return Ending(length=int(found[0]) + 1)
+        ends = _predicting(self.ends, step, np.sort(chosen))
+        if ends.size:
+            return Ending(length=int(ends[0]) + 1)
         if not self.eager:
             return None
         masked = step.canvas.masked()

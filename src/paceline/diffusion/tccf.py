@@ -144,10 +144,10 @@ def think_then_answer(
     coarse = {"stop": "end_of_text", "end_token_ids": ends, **_mapping(phases.thinking)}
     thought = _decode(prompts, phases.thinking_length, denoiser, coarse, seed)
     texts = [_thoughts(outcome, denoiser, phases) for outcome in thought]
-    given = [[*prompt, *text, *phases.check_prompt] for prompt, text in zip(prompts, texts, strict=True)]
+    contexts = [[*prompt, *text, *phases.check_prompt] for prompt, text in zip(prompts, texts, strict=True)]
     fine = {"stop": "end_of_text", "block_length": 1, **_mapping(phases.answering)}
     need(fine["block_length"] == 1, "block_length of phase two", "be 1", fine["block_length"])
-    answered = _decode(given, phases.answer_length, answering_denoiser(denoiser), fine, seed)
+    answered = _decode(contexts, phases.answer_length, answering_denoiser(denoiser), fine, seed)
     each = zip(texts, thought, answered, strict=True)
     return [TwoPhaseAnswer(text, after.canvas.output, before, after) for text, before, after in each]
 

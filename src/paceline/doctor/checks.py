@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Final, Literal
 
 from paceline.checkpoints import Tokenizer, same_tokenizer
 from paceline.doctor.facts import Complaint, DraftFacts, FormFacts, ProbedToken, ProbeFacts, SetupFacts
@@ -121,12 +121,15 @@ def busy(facts: SetupFacts) -> Iterator[Complaint]:
     free = machine.cpus - machine.load
     if facts.target.device == "cpu" and machine.load > SPARE and machine.threads > free + SPARE:
         if machine.threads == 1:
-            yield Complaint(f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy", "stop them")
+            yield Complaint(
+                f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy", "stop them", hint=True
+            )
             return
         yield Complaint(
             f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy, so {machine.threads} threads wait "
             "for each other",
             f"stop them, or use --threads {max(1, int(free))}",
+            hint=True,
         )
 
 
@@ -139,6 +142,7 @@ def scaling(facts: SetupFacts) -> Iterator[Complaint]:
         yield Complaint(
             f"a pass takes {now:.3g} ms with {machine.threads} threads, {then:.3g} ms with {best}",
             f"use --threads {best}, or find what keeps a core busy",
+            hint=True,
         )
 
 
@@ -290,7 +294,8 @@ def draft_speed(facts: SetupFacts) -> Iterator[Complaint]:
         if probe.draft_seconds >= target:
             yield Complaint(
                 f"{probe.drafter} takes {times}: drafts {_when(needed)}",
-                "use a smaller draft model, or none",
+                "nothing: auto leaves it out" if facts.automatic else "use a smaller draft model, or none",
+                hint=facts.automatic,
             )
         elif (rate := _rate(probe.drafted_tokens)) is not None and (needed is None or rate < needed):
             yield Complaint(
@@ -392,6 +397,9 @@ def _when(needed: float | None) -> str:
     return "cannot pay at all" if needed is None else f"pay from an acceptance of {needed:.0%} on"
 
 
+Stage = Literal["machine", "passes", "probes"]
+
+
 @dataclass(frozen=True, slots=True)
 class SetupCheck:
     """Looks at the facts of a setup and yields what is wrong with it.
@@ -399,29 +407,31 @@ class SetupCheck:
     Attributes:
         name: a few words.
         ask: what is wrong, by the facts; nothing where all is well or the facts are missing.
+        stage: when the facts are there: at once, or once passes were timed, or drafters were probed.
     """
 
     name: str
     ask: Callable[[SetupFacts], Iterable[Complaint]]
+    stage: Stage
 
 
 CHECKS: Sequence[SetupCheck] = (
-    SetupCheck("versions", versions),
-    SetupCheck("GPU", gpu),
-    SetupCheck("passes", passes),
-    SetupCheck("dtype", dtype),
-    SetupCheck("threads", threads),
-    SetupCheck("busy cores", busy),
-    SetupCheck("scaling", scaling),
-    SetupCheck("memory", memory),
-    SetupCheck("end tokens", end_tokens),
-    SetupCheck("sampling defaults", sampling_defaults),
-    SetupCheck("setup", setup),
-    SetupCheck("tokenizer", tokenizer),
-    SetupCheck("chat template", chat_template),
-    SetupCheck("feature layers", feature_layers),
-    SetupCheck("draft speed", draft_speed),
-    SetupCheck("acceptance", acceptance),
+    SetupCheck("versions", versions, "machine"),
+    SetupCheck("GPU", gpu, "machine"),
+    SetupCheck("threads", threads, "machine"),
+    SetupCheck("busy cores", busy, "machine"),
+    SetupCheck("scaling", scaling, "machine"),
+    SetupCheck("memory", memory, "machine"),
+    SetupCheck("end tokens", end_tokens, "machine"),
+    SetupCheck("sampling defaults", sampling_defaults, "machine"),
+    SetupCheck("tokenizer", tokenizer, "machine"),
+    SetupCheck("chat template", chat_template, "machine"),
+    SetupCheck("passes", passes, "passes"),
+    SetupCheck("dtype", dtype, "passes"),
+    SetupCheck("setup", setup, "probes"),
+    SetupCheck("feature layers", feature_layers, "probes"),
+    SetupCheck("draft speed", draft_speed, "probes"),
+    SetupCheck("acceptance", acceptance, "probes"),
 )
 
 
@@ -431,7 +441,7 @@ class Diagnosis:
 
     Attributes:
         findings: (name of the check, complaint) in the order of CHECKS.
-        asked: names of all checks.
+        asked: names of the checks that were made.
     """
 
     findings: Sequence[tuple[str, Complaint]]
@@ -443,7 +453,8 @@ class Diagnosis:
         return all(complaint.hint for _, complaint in self.findings)
 
 
-def diagnose(facts: SetupFacts) -> Diagnosis:
-    """Run all checks."""
-    findings = [(check.name, complaint) for check in CHECKS for complaint in check.ask(facts)]
-    return Diagnosis(findings, [check.name for check in CHECKS])
+def diagnose(facts: SetupFacts, stages: Sequence[Stage] = ("machine", "passes", "probes")) -> Diagnosis:
+    """Run the checks of some stages, whose facts are there."""
+    checks = [check for check in CHECKS if check.stage in stages]
+    findings = [(check.name, complaint) for check in checks for complaint in check.ask(facts)]
+    return Diagnosis(findings, [check.name for check in checks])

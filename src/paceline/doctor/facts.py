@@ -126,6 +126,7 @@ class DraftFacts:
     name: str
     tokenizer: Tokenizer | None
     error: str = ""
+    automatic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,7 @@ class SetupFacts:
     Attributes:
         passes: of the target on the CPU; None elsewhere.
         error: why the configuration cannot be built; "" if it can.
+        automatic: a drafter that does not pay is left out by itself.
     """
 
     machine: MachineFacts
@@ -185,3 +187,4 @@ class SetupFacts:
     drafts: Sequence[DraftFacts] = ()
     probes: Sequence[ProbeFacts] = ()
     error: str = ""
+    automatic: bool = False

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from statistics import median
@@ -22,6 +22,7 @@ from paceline.controllers import Controller, Plan, Signal
 from paceline.doctor.checks import Diagnosis, diagnose
 from paceline.doctor.facts import DraftFacts, MachineFacts, ProbedToken, ProbeFacts, SetupFacts, TargetFacts
 from paceline.doctor.passes import pass_facts
+from paceline.doctor.setup_report import about
 from paceline.engine import Probe as PassTimer
 from paceline.engine import StepRecord, watching
 from paceline.errors import PacelineError
@@ -263,8 +264,8 @@ class Visit:
     facts: SetupFacts
     diagnosis: Diagnosis
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: findings, and the figures behind them."""
+    def to_dict(self, llm: LLM) -> dict[str, Any]:
+        """JSON-ready: findings, the figures behind them, and what a report should say of the setup of `llm`."""
         facts, machine = self.facts, self.facts.machine
         probes = [
             {
@@ -284,6 +285,7 @@ class Visit:
                 for name, finding in self.diagnosis.findings
             ],
             "checks": list(self.diagnosis.asked),
+            "about": dict(about(llm, facts)),
             "probes": probes,
             "passes": None if facts.passes is None else asdict(facts.passes),
             "machine": {
@@ -305,6 +307,7 @@ def visit(
     config: Mapping[str, Any] | str | SpeculativeConfig | None,
     prompts: Sequence[Any],
     progress: Progress = lambda stage, done, total: None,
+    told: Callable[[Diagnosis], None] = lambda diagnosis: None,
 ) -> Visit:
     """Measure, and run the checks.
 
@@ -313,25 +316,28 @@ def visit(
         config: the speculative_config in question.
         prompts: for the probes, as for `LLM.generate`.
         progress: told (stage, done, total).
+        told: what each stage's checks have found, as soon as they have.
     Raises:
         ConfigError: a configuration that is no configuration.
     """
     parsed = SpeculativeConfig.parse(config)
-    drafts = [
-        open_draft(name) for name in draft_names(parsed, bundled=Path(llm.runner.info.name) == BUNDLED / "target")
-    ]
-    probes: list[ProbeFacts] = []
-    error = ""
+    bundled = Path(llm.runner.info.name) == BUNDLED / "target"
+    progress("looking at the machine", 0, 1)
+    drafts = [open_draft(name) for name in draft_names(parsed, bundled=bundled)]
+    automatic = parsed is not None and parsed.method == "auto"
+    facts = SetupFacts(machine=_machine(llm), target=_target(llm), drafts=drafts, automatic=automatic)
+    progress("looking at the machine", 1, 1)
+    told(diagnose(facts, ["machine"]))
+    progress("timing passes", 0, 1)
+    facts = replace(facts, passes=pass_facts(llm.runner))
+    progress("timing passes", 1, 1)
+    told(diagnose(facts, ["passes"]))
     try:
         if parsed is not None:
-            probes = probe(llm.with_speculative_config(parsed), prompts, progress=progress)
+            facts = replace(facts, probes=probe(llm.with_speculative_config(parsed), prompts, progress=progress))
     except PacelineError as problem:
-        error = str(problem)
-    progress("timing passes", 0, 1)
-    machine = _machine(llm)
-    passes = pass_facts(llm.runner)
-    progress("timing passes", 1, 1)
-    facts = SetupFacts(machine=machine, target=_target(llm), passes=passes, drafts=drafts, probes=probes, error=error)
+        facts = replace(facts, error=str(problem))
+    told(diagnose(facts, ["probes"]))
     return Visit(facts, diagnose(facts))
 
 

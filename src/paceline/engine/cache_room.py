@@ -68,10 +68,10 @@ class Room:
         lengths = self._lengths(active)
         whole = sum(3 * memory.blocks_for(length + memory.widest) for length in lengths)
         if memory.windows_fit(3 * length for length in lengths) and (whole <= memory.spare() or whole <= memory.left()):
-            memory.save(lean=False)
+            memory.allocate_single_blocks(False)
             self._seen = memory.changes
             return True
-        memory.save(lean=True)
+        memory.allocate_single_blocks(True)
         windows_fit = memory.windows_fit(lengths)
         if windows_fit and self._demand(active) <= memory.left():
             return True
@@ -104,7 +104,7 @@ class Room:
         whole = sum(3 * memory.blocks_for(n + len(tree)) for sequence, tree in pairs for n in self._lengths([sequence]))
         if whole > left:
             self._seen = -1
-            memory.save(lean=True)
+            memory.allocate_single_blocks(True)
         return fitting
 
     def admits(self, request: Request, tokens: int, active: Sequence[DecodingSequence]) -> bool:

@@ -56,7 +56,7 @@ class Second:
         """Take a cache, whose committed tokens are never taken back."""
         self.held = cache
         if (memory := memory_of(self.runner)) is not None:
-            memory.let_go(cache)
+            memory.forget_behind_windows(cache)
         return cache
 
     def release(self) -> None:

@@ -25,7 +25,7 @@ from paceline.checkpoints import is_adapter
 from paceline.engine.companion import Companion, Second
 from paceline.engine.filling import fill_caches
 from paceline.errors import CapabilityError, ConfigError, PromptError
-from paceline.models import HasHead, Runner, SequenceCache
+from paceline.models import HasHead, Runner, SequenceCache, has_ability
 from paceline.sampling import given_rows
 from paceline.sampling.steering import Steering, parse_steering
 from paceline.tree import Scores, TokenTree, Verdict
@@ -113,7 +113,7 @@ class Companions:
         if request.params.steering is None:
             return None
         method = parse_steering(request.params.steering)
-        if method.companions and request.inputs.digest:
+        if method.companions and request.inputs:
             raise PromptError(
                 f"steering method {method.name!r} has a second sequence, which gets tokens only, but the prompt has "
                 f"{request.inputs.described()}; leave one of them out"
@@ -239,7 +239,7 @@ class Companions:
 
 
 def _need_ability(method: Steering, ability: str, runner: Runner) -> None:
-    if not getattr(runner.capabilities, ability):
+    if not has_ability(runner, ability):
         raise CapabilityError(
             f"steering method {method.name!r} needs a model that {registry.ABILITIES[ability]}; {runner.info.name} is "
             "not one as it runs here; choose another method"

@@ -48,13 +48,13 @@ class PrefixCache:
             reached = min(common, other.cache.length // self._memory.block_size)
             if reached < common and common > known and other in ahead:
                 return False
-            if reached > best and (present := self._memory.present(other.cache, reached)) > best:
+            if reached > best and (present := self._memory.blocks_present(other.cache, reached)) > best:
                 best, source = present, other
         if best:
             if source is None:
-                sequence.cache = self._memory.adopt(request.prefix_key, keys, sequence.cache)
+                self._memory.adopt(request.prefix_key, keys, sequence.cache)
             else:
-                sequence.cache = self._memory.share(source.cache, best)
+                self._memory.share(source.cache, best, sequence.cache)
         request.note_cached(sequence.cache.length)
         return True
 
@@ -66,7 +66,7 @@ class PrefixCache:
     def _to_share(self, request: Request, keys: Sequence[bytes], other: DecodingSequence) -> int:
         common = self._common(request, keys, other)
         behind = common * self._memory.block_size <= other.cache.length
-        return self._memory.present(other.cache, common) if behind else common
+        return self._memory.blocks_present(other.cache, common) if behind else common
 
     def _wanted(self, sequence: DecodingSequence) -> list[bytes]:
         """The full blocks that may be taken over: those of the text without its last token."""
@@ -94,4 +94,4 @@ class PrefixCache:
         cache = sequence.cache
         if cache.length >= self._memory.block_size:
             tokens = sequence.context.tokens[: cache.length]
-            self._memory.keep(cache, sequence.request.prefix_key, self._memory.pieces(tokens))
+            self._memory.retain(cache, sequence.request.prefix_key, self._memory.pieces(tokens))

@@ -37,7 +37,7 @@ class Probe:
         if fitting:
             cache, memory = self.runner.open(), memory_of(self.runner)
             if memory is not None:
-                memory.let_go(cache)
+                memory.forget_behind_windows(cache)
             try:
                 self._fill(cache, min(fitting))
                 yield from (self._least(cache, count) for count in counts[: len(fitting)])

@@ -69,7 +69,7 @@ def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
         if isinstance(prompt, str):
             return ReadPrompt(prompt, encode(prompt), [])
         return ReadPrompt(None, ids(prompt), [])
-    inputs = given if isinstance(given := prompt.get(INPUTS), Inputs) else None
+    inputs = value if isinstance(value := prompt.get(INPUTS), Inputs) else None
     try:
         unasked = {key for key in prompt if key in OF_OTHER_INPUT and prompt[key] is None}
         known = KEYS if inputs is None else (*KEYS, INPUTS)

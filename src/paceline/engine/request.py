@@ -144,7 +144,7 @@ def check_inputs(runner: Runner, request: Request) -> None:
     Raises:
         PromptError: kinds that the model does not take, embeddings behind the prompt, or no room for one new token.
     """
-    if not request.inputs.digest:
+    if not request.inputs:
         return
     size, most = len(request.prompt_ids), context_of(runner, request.inputs)
     if size >= most:

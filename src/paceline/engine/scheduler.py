@@ -113,8 +113,8 @@ class Scheduler:
                 f"kv_cache_memory_bytes is not available for {runner.info.name}: its caches are not counted"
             )
         if memory is not None:
-            memory.limit(config.kv_cache_memory_bytes, config.max_num_seqs, config.max_num_batched_tokens)
-        cached = memory is not None and memory.shares and config.enable_prefix_caching
+            memory.set_limit(config.kv_cache_memory_bytes, config.max_num_seqs, config.max_num_batched_tokens)
+        cached = memory is not None and memory.can_share_prefixes and config.enable_prefix_caching
         self.prefixes = (
             PrefixCache(memory, tap_window=drafter_set.tap_window) if memory is not None and cached else None
         )
@@ -204,7 +204,7 @@ class Scheduler:
     def _for_good(self, cache: SequenceCache) -> SequenceCache:
         """A cache whose committed tokens are never taken back."""
         if self.memory is not None:
-            self.memory.let_go(cache)
+            self.memory.forget_behind_windows(cache)
         return cache
 
     def prefill(self) -> None:

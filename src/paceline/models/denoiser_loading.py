@@ -30,7 +30,7 @@ from paceline.errors import CheckpointError, ConfigError
 from paceline.models.load import resolve_device, resolve_dtype
 from paceline.models.memory import fit_context
 from paceline.models.runners.denoiser import NativeDenoiser
-from paceline.models.spec import DenoiserSpec
+from paceline.models.spec import DenoiserSpec, ModelSpec, MoeSpec, RoutingSpec
 
 EXTRA = re.compile(r"^model\.layers\.(\d+)\.mlp\.(gate\.expert_bias|shared_experts\.(?:gate|up|down)_proj\.weight)$")
 """Tensors of grouped routing, which no decoder family has."""
@@ -63,28 +63,27 @@ def load_denoiser_weights(
     weights = load_weights(main, spec.model, device=device, dtype=dtype)
     rest = RenamedCheckpoint(checkpoint, {name: stored[name] for name in extra})
     for index, layer in enumerate(spec.model.layers):
-        if layer.moe and spec.routing is not None:
-            weights.update(_routing(rest, spec, index, device, dtype))
+        if layer.moe and spec.model.moe is not None and spec.routing is not None:
+            for key, tensor in _routing(rest, index, spec.model, spec.model.moe, spec.routing).items():
+                kept = torch.float32 if key.endswith("bias") and dtype is not torch.float64 else dtype
+                weights[key] = tensor.to(device, kept)
     return weights
 
 
 def _routing(
-    rest: RenamedCheckpoint, spec: DenoiserSpec, index: int, device: torch.device, dtype: torch.dtype
+    rest: RenamedCheckpoint, index: int, spec: ModelSpec, moe: MoeSpec, routing: RoutingSpec
 ) -> dict[str, torch.Tensor]:
     """The expert bias and the shared MLP of one layer."""
-    assert spec.routing is not None
-    assert spec.model.moe is not None
     at, to = f"model.layers.{index}.mlp.", f"layers.{index}."
-    width, shared = spec.model.hidden_size, spec.routing.shared
-    found = {}
+    width, shared = spec.hidden_size, routing.shared
+    weights = {}
     if f"{at}gate.expert_bias" in rest.entries:  # without it all experts are equally preferred
-        found[f"{to}router.bias"] = _read(rest, f"{at}gate.expert_bias", (spec.model.moe.experts,))
+        weights[f"{to}router.bias"] = _read(rest, f"{at}gate.expert_bias", (moe.experts,))
     if shared:
         halves = [_read(rest, f"{at}shared_experts.{name}_proj.weight", (shared, width)) for name in ("gate", "up")]
-        found[f"{to}shared.gate_up.weight"] = torch.cat(halves)
-        found[f"{to}shared.down.weight"] = _read(rest, f"{at}shared_experts.down_proj.weight", (width, shared))
-    kept = {name: torch.float32 if name.endswith("bias") and dtype is not torch.float64 else dtype for name in found}
-    return {name: tensor.to(device, kept[name]) for name, tensor in found.items()}
+        weights[f"{to}shared.gate_up.weight"] = torch.cat(halves)
+        weights[f"{to}shared.down.weight"] = _read(rest, f"{at}shared_experts.down_proj.weight", (width, shared))
+    return weights
 
 
 def _read(rest: RenamedCheckpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -144,9 +143,9 @@ def mask_token_id(folder: Path, config: Mapping[str, Any]) -> int | None:
     None where none does.
     """
     for source in (config, read_json(folder / "generation_config.json")):
-        found = source.get("mask_token_id")
-        if isinstance(found, int) and not isinstance(found, bool):
-            return found
+        mask = source.get("mask_token_id")
+        if isinstance(mask, int) and not isinstance(mask, bool):
+            return mask
     added = _added_tokens(folder)
     named = read_json(folder / "tokenizer_config.json").get("mask_token")
     text = named.get("content") if isinstance(named, Mapping) else named
@@ -155,24 +154,24 @@ def mask_token_id(folder: Path, config: Mapping[str, Any]) -> int | None:
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     """All end tokens that configuration and generation defaults name; for LLaDA also the end of a turn."""
-    found: list[int] = []
+    ids: list[int] = []
     for source in (config, read_json(folder / "generation_config.json")):
         value = source.get("eos_token_id")
-        found += [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int)]
+        ids += [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int)]
     turn = _added_tokens(folder).get("<|eot_id|>") if family_name(config) == "llada" else None
-    return tuple(dict.fromkeys(found if turn is None else [*found, turn]))
+    return tuple(dict.fromkeys(ids if turn is None else [*ids, turn]))
 
 
 def _added_tokens(folder: Path) -> dict[str, int]:
     """Tokens that are kept apart from the vocabulary, by text."""
     listed = read_json(folder / "tokenizer.json").get("added_tokens")
     decoder = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
-    found = {
+    ids_by_text = {
         str(token.get("content")): int(token["id"])
         for token in listed or []
         if isinstance(token, Mapping) and "id" in token
     }
     for index, token in (decoder if isinstance(decoder, Mapping) else {}).items():
         if isinstance(token, Mapping) and str(index).isdecimal():
-            found.setdefault(str(token.get("content")), int(index))
-    return found
+            ids_by_text.setdefault(str(token.get("content")), int(index))
+    return ids_by_text

@@ -70,6 +70,10 @@ class Inputs:
         if self.kinds:
             set_field(self, "digest", _digest(self._arrays()))
 
+    def __bool__(self) -> bool:
+        """Whether there is anything."""
+        return bool(self.digest)
+
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of the attributes that hold something."""
@@ -101,9 +105,9 @@ def _frozen(name: object, array: object) -> Array:
     """A copy of an array in one layout on every machine."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
         raise PromptError(f"input {name!r} must be a NumPy array of numbers, got {shortened(array)}")
-    own = array.astype(array.dtype.newbyteorder("<"), order="C")
-    own.setflags(write=False)
-    return own
+    copied = array.astype(array.dtype.newbyteorder("<"), order="C")
+    copied.setflags(write=False)
+    return copied
 
 
 def _frozen_spans(spans: Sequence[EmbeddedSpan]) -> Iterator[EmbeddedSpan]:
@@ -126,11 +130,11 @@ def _frozen_spans(spans: Sequence[EmbeddedSpan]) -> Iterator[EmbeddedSpan]:
 
 def _digest(arrays: Iterator[tuple[str, str, Array]]) -> str:
     """Each array behind a line that says what it is and how long."""
-    found = sha256()
+    hasher = sha256()
     for kind, name, array in arrays:
-        found.update(json.dumps([kind, name, array.dtype.str, array.shape]).encode() + b"\n")
-        found.update(array.tobytes())
-    return found.hexdigest()
+        hasher.update(json.dumps([kind, name, array.dtype.str, array.shape]).encode() + b"\n")
+        hasher.update(array.tobytes())
+    return hasher.hexdigest()
 
 
 NO_INPUTS: Final = Inputs()

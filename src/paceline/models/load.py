@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -40,6 +40,7 @@ from paceline.checkpoints import (
 from paceline.config import DTYPES, NOT_QUANTIZED, QUANTIZATIONS
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
+from paceline.models.layers.decoder import Weights
 from paceline.models.memory import check_files, fit_context
 from paceline.models.passes.eligibility import fits
 from paceline.models.passes.packed_weights import PackedWeights
@@ -202,20 +203,83 @@ def _refuse_fallback(wanted: _LoadRequest) -> None:
     _check_activation_bits(wanted, None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What becomes of a checkpoint's tensors.
+
+    Attributes:
+        checkpoint: with the adapter, where there is one.
+        spec: the stored model. wide: the same padded for compiled passes, or `spec` itself.
+        tokens: rows of embedding and head that are tokens. rows: those that the head keeps; None for all.
+        blocks: matrices that stay as they lie in a GGUF file; None where none do.
+        form: what the others are rounded to.
+    """
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    wide: ModelSpec
+    dtype: torch.dtype
+    tokens: int
+    rows: HeadRows | None
+    blocks: dict[str, BlockRows] | None
+    form: Forms | None
+
+    @property
+    def kinds(self) -> set[Form | None]:
+        """Forms of the matrices."""
+        if self.blocks:
+            return {BLOCKS}
+        return _kinds(self.form)
+
+    @property
+    def result(self) -> ModelSpec:
+        """The shape of the model that runs."""
+        stored = self.spec.vocab_size
+        wide = self.wide if self.tokens == stored else replace(self.wide, vocab_size=self.tokens, stored_rows=stored)
+        return wide if self.rows is None else self.rows.spec(wide)
+
+
+def _kinds(form: Forms | None) -> set[Form | None]:
+    return set(form.values()) if isinstance(form, Mapping) else {form}
+
+
 def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _LoadRequest) -> Runner:
-    name, device, max_context = wanted.name, wanted.device, wanted.max_context
-    if wanted.strict and (why := why_not_strict(spec, device)) is not None:
-        raise strict_unavailable(name, why)
-    if max_context is not None and not 2 <= max_context <= spec.max_context:
-        raise ConfigError(f"max_model_len must lie in 2..{spec.max_context}, the context of {name}, got {max_context}")
+    _check_native(spec, wanted)
+    plan = _planned(folder, config, spec, wanted)
+    context = fit_context(
+        plan.wide if plan.rows is None else replace(plan.wide, tied=False),
+        name=wanted.name, dtype=plan.dtype, device=wanted.device, max_context=wanted.max_context,
+        quantization=plan.form,
+    )  # fmt: skip
+    packed = _packed(plan, wanted)
+    weights = load_weights(
+        plan.checkpoint, plan.spec, device=wanted.device, dtype=plan.dtype,
+        instead=_instead(plan, shape_only=packed.found), elsewhere=(plan.blocks or {}).keys(),
+        shape_only=MATRICES if packed.found else None,
+    )  # fmt: skip
+    runner = _started(plan, weights, packed, wanted, context)
+    return runner if plan.rows is None else MappedRunner.of_head(runner, plan.rows)
+
+
+def _check_native(spec: ModelSpec, wanted: _LoadRequest) -> None:
+    if wanted.strict and (why := why_not_strict(spec, wanted.device)) is not None:
+        raise strict_unavailable(wanted.name, why)
+    context = wanted.max_context
+    if context is not None and not 2 <= context <= spec.max_context:
+        raise ConfigError(
+            f"max_model_len must lie in 2..{spec.max_context}, the context of {wanted.name}, got {context}"
+        )
+
+
+def _planned(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _LoadRequest) -> _Plan:
     checkpoint: Checkpoint = GgufCheckpoint(folder) if is_gguf(folder) else Checkpoint(folder)
     if declared_dtype(config) is None:
         spec = replace(spec, dtype=str(checkpoint.dtype()).removeprefix("torch."))
-    chosen = resolve_dtype(wanted.dtype, spec.dtype, device)
+    dtype = resolve_dtype(wanted.dtype, spec.dtype, wanted.device)
     spec = untie_if_different(checkpoint, spec)
-    size = spec.vocab_size if wanted.tokens is None else min(wanted.tokens, spec.vocab_size)
-    rows = None if wanted.head_rows is None else HeadRows.of(wanted.head_rows, size)
-    blocks = _blocks(checkpoint, spec, wanted, chosen, HeadRows(np.arange(size), size) if rows is None else rows)
+    tokens = spec.vocab_size if wanted.tokens is None else min(wanted.tokens, spec.vocab_size)
+    rows = None if wanted.head_rows is None else HeadRows.of(wanted.head_rows, tokens)
+    blocks = _blocks(checkpoint, spec, wanted, dtype, HeadRows(np.arange(tokens), tokens) if rows is None else rows)
     form = _form(checkpoint, spec, wanted, told=blocks is None)
     if blocks is None:
         _check_activation_bits(wanted, form)
@@ -223,35 +287,25 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
         checkpoint = AdaptedCheckpoint(checkpoint, wanted.lora, tied=spec.tied)
         spec = untie_if_different(checkpoint, spec)
     wide = padded_spec(spec)
-    kinds: set[Form | None] = set(form.values()) if isinstance(form, Mapping) else {form}
-    if wide is not spec and not all(fits(wide, chosen, device, quantization=kind) for kind in kinds):
+    if wide is not spec and not all(fits(wide, dtype, wanted.device, quantization=kind) for kind in _kinds(form)):
         wide = spec
-    counted = wide if rows is None else replace(wide, tied=False)
-    context = fit_context(counted, name=name, dtype=chosen, device=device, max_context=max_context, quantization=form)
-    kept = blocks or {}
-    what = [repr(form), size, None if rows is None else hashlib.sha256(rows.kept.tobytes()).hexdigest()]
-    packed = _packed(checkpoint, wide, wanted, chosen, kinds={BLOCKS} if kept else kinds, more=what)
-    weights = load_weights(
-        checkpoint, spec, device=device, dtype=chosen,
-        instead=_instead(spec, wide, None if kept else form, rows, size, shape_only=packed.found),
-        elsewhere=kept.keys(), shape_only=MATRICES if packed.found else None,
-    )  # fmt: skip
-    wide = wide if size == spec.vocab_size else replace(wide, vocab_size=size, stored_rows=spec.vocab_size)
-    spec = wide if rows is None else rows.spec(wide)
+    return _Plan(checkpoint, spec, wide, dtype, tokens, rows, blocks, form)
+
+
+def _started(plan: _Plan, weights: Weights, packed: PackedWeights, wanted: _LoadRequest, context: int) -> Runner:
+    """The runner of packed weights; it takes only handles of its own kind, which the protocol cannot say."""
+    options: dict[str, Any] = {
+        "name": wanted.name, "device": wanted.device, "dtype": plan.dtype, "max_context": context,
+    }  # fmt: skip
     if wanted.group_size is not None:
         from paceline.models.runners.grouped import GroupedRunner
 
-        size = wanted.group_size
-        runner = cast(
-            Runner, GroupedRunner(spec, weights, size, name=name, device=device, dtype=chosen, max_context=context)
-        )
-    else:  # a runner takes only handles of its own kind, which the protocol cannot say
-        made = _runner_of(spec)(
-            spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=wanted.strict,
-            blocks=blocks, packed=packed, activation_bits=wanted.activation_bits or 8,
-        )  # fmt: skip
-        runner = cast(Runner, made)
-    return runner if rows is None else MappedRunner.of_head(runner, rows)
+        return cast(Runner, GroupedRunner(plan.result, weights, wanted.group_size, **options))
+    runner = _runner_of(plan.result)(
+        plan.result, weights, strict=wanted.strict, blocks=plan.blocks, packed=packed,
+        activation_bits=wanted.activation_bits or 8, **options,
+    )  # fmt: skip
+    return cast(Runner, runner)
 
 
 def _blocks(
@@ -265,15 +319,15 @@ def _blocks(
     whole = wanted.quantization is None and wanted.lora is None and wanted.group_size is None
     if not (whole and isinstance(checkpoint, GgufCheckpoint)) or padded_spec(spec) is not spec:
         return None
-    if not fits(spec, dtype, wanted.device, quantization=BLOCKS) or (found := block_rows(checkpoint, spec)) is None:
+    if not fits(spec, dtype, wanted.device, quantization=BLOCKS) or (rows := block_rows(checkpoint, spec)) is None:
         return None
     from paceline.models.cpu.block_packing import can_pack
 
-    if not can_pack(found, gated=spec.gated):
+    if not can_pack(rows, gated=spec.gated):
         return None
-    return found | {
-        "embed.weight": found["embed.weight"].take(np.arange(head.vocab_size)),
-        "head.weight": found["embed.weight" if spec.tied else "head.weight"].take(head.kept),
+    return rows | {
+        "embed.weight": rows["embed.weight"].take(np.arange(head.vocab_size)),
+        "head.weight": rows["embed.weight" if spec.tied else "head.weight"].take(head.kept),
     }
 
 
@@ -287,7 +341,7 @@ def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, *, told
     if not isinstance(checkpoint, GgufCheckpoint):
         return None
     forms: dict[str, Form] = {
-        name: "int4" if all(checkpoint.is_narrow(one) for one in stored) else "int8"
+        name: "int4" if all(checkpoint.is_narrow(name_stored) for name_stored in stored) else "int8"
         for name, stored in sources(checkpoint, spec).items()
         if MATRICES.match(name) and name != "head.weight"
     }
@@ -315,50 +369,42 @@ def _check_activation_bits(wanted: _LoadRequest, form: Forms | None) -> None:
         )
 
 
-def _packed(
-    checkpoint: Checkpoint,
-    spec: ModelSpec,
-    wanted: _LoadRequest,
-    dtype: torch.dtype,
-    *,
-    kinds: Collection[Form | None],
-    more: Sequence[object],
-) -> PackedWeights:
-    """The packed matrices of an earlier process, or what keeps those of this one, where compiled passes may serve.
-
-    Args:
-        kinds: forms of the matrices. more: what they depend on beside files, shape and dtype.
-    """
-    if wanted.group_size is not None or not all(fits(spec, dtype, wanted.device, quantization=one) for one in kinds):
+def _packed(plan: _Plan, wanted: _LoadRequest) -> PackedWeights:
+    """The packed matrices of an earlier process, or what keeps those of this one, where compiled passes may serve."""
+    device = wanted.device
+    if wanted.group_size is not None or not all(
+        fits(plan.wide, plan.dtype, device, quantization=kind) for kind in plan.kinds
+    ):
         return PackedWeights()
     from paceline.models.cpu.processor import features, name
 
     processor = [name(), *sorted(feature for feature, there in features().items() if there)]
+    rows = None if plan.rows is None else hashlib.sha256(plan.rows.kept.tobytes()).hexdigest()
     key = {
-        "files": file_keys(checkpoint, wanted.lora), "spec": repr(spec), "dtype": str(dtype),
-        "kinds": sorted(map(str, kinds)), "more": list(more), "layout": layout(), "processor": processor,
+        "files": file_keys(plan.checkpoint, wanted.lora), "spec": repr(plan.wide), "dtype": str(plan.dtype),
+        "kinds": sorted(map(str, plan.kinds)), "more": [repr(plan.form), plan.tokens, rows], "layout": layout(),
+        "processor": processor,
     }  # fmt: skip
     return PackedWeights(PackedFile(wanted.name, key))
 
 
-def _instead(
-    spec: ModelSpec, wide: ModelSpec, form: Forms | None, rows: HeadRows | None, size: int, *, shape_only: bool
-) -> Replacement:
-    """What takes the place of each canonical weight: the tensors of a smaller head, padded to `wide`, all rounded.
+def _instead(plan: _Plan, *, shape_only: bool) -> Replacement:
+    """What takes the place of each canonical weight: the tensors of a smaller head, padded, all rounded.
 
     Args:
-        size: rows of embedding and head that are tokens. shape_only: of matrices.
+        shape_only: of matrices.
     """
+    spec, rows, form = plan.spec, plan.rows, None if plan.blocks else plan.form
     smaller = spec if rows is None else rows.spec(spec)
 
     def instead(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        weight = weight[:size] if name in {"embed.weight", "head.weight"} else weight
+        weight = weight[: plan.tokens] if name in {"embed.weight", "head.weight"} else weight
         parts: Iterable[tuple[str, torch.Tensor]] = [(name, weight)]
-        for own, whole in parts if rows is None else rows.weights(name, weight, spec):
-            part = whole.to("meta") if shape_only and MATRICES.match(own) else whole
-            fitting = part if wide is spec else padded(own, part, spec)
+        for key, whole in parts if rows is None else rows.weights(name, weight, spec):
+            part = whole.to("meta") if shape_only and MATRICES.match(key) else whole
+            fitting = part if plan.wide is spec else padded(key, part, spec)
             yield from (
-                [(own, fitting)] if form is None else quantized(own, fitting, smaller, form, shape_only=shape_only)
+                [(key, fitting)] if form is None else quantized(key, fitting, smaller, form, shape_only=shape_only)
             )
 
     return instead
@@ -426,5 +472,5 @@ def resolve_dtype(dtype: str, declared: str, device: torch.device) -> torch.dtyp
         )
     if device.type == "cuda" and name == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         log.warning("bfloat16 is emulated on this GPU; use dtype='float16' or 'float32'")
-    found: torch.dtype = getattr(torch, name)
-    return found
+    resolved: torch.dtype = getattr(torch, name)
+    return resolved

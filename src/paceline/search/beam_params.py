@@ -69,19 +69,19 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
     @classmethod
-    def of(cls, found: RequestOutput) -> BeamSearchOutput:
+    def of(cls, result: RequestOutput) -> BeamSearchOutput:
         """From a result of `LLM.generate`.
 
         Raises:
             PacelineError: it has ended with an error.
         """
-        found.raise_for_error()
+        result.raise_for_error()
         return cls(
             [
                 BeamSearchSequence(
-                    [*found.prompt_token_ids, *one.token_ids], one.cumulative_logprob or 0.0, one.text,
-                    one.finish_reason, one.stop_reason,
+                    [*result.prompt_token_ids, *output.token_ids], output.cumulative_logprob or 0.0, output.text,
+                    output.finish_reason, output.stop_reason,
                 )
-                for one in found.outputs
+                for output in result.outputs
             ]
         )  # fmt: skip

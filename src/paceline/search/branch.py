@@ -96,12 +96,12 @@ class Branch:
         """What shapes its next token, from those of the nearest ancestor that has them; kept until `forget_rules`."""
         if self._rules is None:
             behind, rules = list[int](), self.origin.rules
-            for one in self.ancestors():
-                if one._rules is not None:
-                    rules = one._rules
+            for ancestor in self.ancestors():
+                if ancestor._rules is not None:
+                    rules = ancestor._rules
                     break
-                if one.parent is not None and one.mixture is None:
-                    behind.append(one.token)
+                if ancestor.parent is not None and ancestor.mixture is None:
+                    behind.append(ancestor.token)
             self._rules = rules.fork()
             self._rules.advance(behind[::-1])
         return self._rules
@@ -126,9 +126,9 @@ class Branch:
         Then one behind it must be asked for in every step: keys and values of mixtures are not computed anew.
         """
         heaviest = max(mixture, key=mixture.__getitem__)
-        made = Branch(self.origin, self.stops, heaviest, parent=self, logprob=self.logprob)
-        made.mixture = mixture
-        return made
+        child = Branch(self.origin, self.stops, heaviest, parent=self, logprob=self.logprob)
+        child.mixture = mixture
+        return child
 
     @property
     def ended(self) -> bool:
@@ -142,14 +142,14 @@ class Branch:
 
     def ancestors(self) -> Iterator[Branch]:
         """Itself, then what it goes on from, up to the prompt alone."""
-        one: Branch | None = self
-        while one is not None:
-            yield one
-            one = one.parent
+        branch: Branch | None = self
+        while branch is not None:
+            yield branch
+            branch = branch.parent
 
     def tokens(self) -> list[int]:
         """Behind the prompt."""
-        return [one.token for one in self.ancestors() if one.parent is not None][::-1]
+        return [branch.token for branch in self.ancestors() if branch.parent is not None][::-1]
 
     def text(self) -> list[int]:
         """Prompt and tokens."""

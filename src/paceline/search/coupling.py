@@ -38,7 +38,7 @@ def minimum_entropy_coupling(p: Floats, q: Floats) -> Floats:
         (x, y) whose rows sum to p and whose columns sum to q, up to `CRUMB`; at most x + y - 1 entries are above 0.
     """
     joint = np.zeros((len(p), len(q)))
-    rows, columns = ([(-mass, i) for i, mass in enumerate(one.tolist()) if mass > CRUMB] for one in (p, q))
+    rows, columns = ([(-mass, i) for i, mass in enumerate(masses.tolist()) if mass > CRUMB] for masses in (p, q))
     heapify(rows)
     heapify(columns)
     while rows and columns:
@@ -64,8 +64,8 @@ def bottleneck(p: Floats, rate: float) -> Ids:
     order = np.argsort(-p, kind="stable")
     falling = p[order]
     together = np.cumsum(falling)
-    own = -falling * np.log2(np.where(falling > 0, falling, 1.0))
-    alone = own.sum() - np.cumsum(own)
+    bits = -falling * np.log2(np.where(falling > 0, falling, 1.0))
+    alone = bits.sum() - np.cumsum(bits)
     of_group = -together * np.log2(np.where(together > 0, together, 1.0))
     fits = of_group + alone <= rate + CRUMB
     size = int(fits.argmax()) if fits.any() else len(p) - 1

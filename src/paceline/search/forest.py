@@ -36,7 +36,7 @@ class DeadEndError(NumericsError):
 
 
 class Forest:
-    """The branches of all searches of one call.
+    """The branches of all searches that run.
 
     Args:
         chunk: tokens of a pass that fills caches.
@@ -46,10 +46,12 @@ class Forest:
 
     def __init__(self, runner: Runner, chunk: int, *, share_prompts: bool = False) -> None:
         self._runner, self._memory, self._chunk = runner, memory_of(runner), chunk
-        shares = share_prompts and self._memory is not None and self._memory.shares and not self._memory.windowed
-        self._prefixes = self._memory if shares else None
+        memory = self._memory
+        shares = share_prompts and memory is not None and memory.can_share_prefixes and not memory.has_windows
+        self._prefixes = memory if shares else None
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
         self._shaped: set[Branch] = set()  # those that may have rules
+        self._begins: dict[Branch, tuple[str | bytes, ...]] = {}  # of prompts that are read: what they make known
 
     def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> tuple[BranchRows, Errors]:
         """What may follow branches, none of which is named twice: a pass over their last tokens, which are then in
@@ -62,18 +64,19 @@ class Forest:
         Raises:
             PromptError: memory for keys and values that they do not fit into.
         """
-        if self._memory is not None:
-            self._memory.save(lean=True)  # branches share what they have in common, however short it is
+        self._share_blocks()
         asked = set(branches)
         stay = asked | set(kept)
-        near = [one for one in kept if not one.has_cache and one.parent is not None and one.parent.has_cache]
-        self._seat([*branches, *(one for one in near if one not in asked)], stay)
-        self._free([one for one in self._seated if one not in stay])
+        near = [
+            branch for branch in kept if not branch.has_cache and branch.parent is not None and branch.parent.has_cache
+        ]
+        self._seat([*branches, *(branch for branch in near if branch not in asked)], stay)
+        self._free([branch for branch in self._seated if branch not in stay])
         self._make_room(branches)
         parts = []
         for start in range(0, len(branches), MOST_ROWS):
             part = branches[start : start + MOST_ROWS]
-            caches = [one.cache for one in part]
+            caches = [branch.cache for branch in part]
             logits = self._logits(part, caches)
             self._runner.commit(caches, [()] * len(part))
             parts.append(logits.to(torch.float32, copy=True))
@@ -85,12 +88,17 @@ class Forest:
         self, branches: Sequence[Branch], logits: torch.Tensor, stay: Collection[Branch]
     ) -> tuple[torch.Tensor, Errors]:
         """Log-probabilities under each branch's rules, of which only those of branches in `stay` are kept."""
-        found = shaped(branches, logits)
+        logprobs_and_errors = shaped(branches, logits)
         self._shaped |= set(branches)
-        for one in self._shaped.difference(stay):
-            one.forget_rules()
+        for branch in self._shaped.difference(stay):
+            branch.forget_rules()
         self._shaped.intersection_update(stay)
-        return found
+        return logprobs_and_errors
+
+    def _share_blocks(self) -> None:
+        """Let branches share what they have in common, however short it is."""
+        if self._memory is not None:
+            self._memory.allocate_single_blocks(True)
 
     def room(self) -> int | None:
         """Blocks that prompts to come may take; None where caches are not counted."""
@@ -102,16 +110,16 @@ class Forest:
 
     def _logits(self, part: Sequence[Branch], caches: Sequence[SequenceCache]) -> torch.Tensor:
         """(b, v): one pass, of tokens or, where one of them is a mixture, of embeddings."""
-        runner, tokens, trees = self._runner, [one.token for one in part], [EMPTY_TREE] * len(part)
-        if all(one.mixture is None for one in part):
+        runner, tokens, trees = self._runner, [branch.token for branch in part], [EMPTY_TREE] * len(part)
+        if all(branch.mixture is None for branch in part):
             return runner.score(caches, tokens, trees).logits
         layers, head, embedder = runner, runner, runner
         assert isinstance(layers, RunsLayers)
         assert isinstance(head, HasHead)
         assert isinstance(embedder, HasEmbedding)
         inputs = []
-        for one in part:
-            mixture = one.mixture or {one.token: 1.0}
+        for branch in part:
+            mixture = branch.mixture or {branch.token: 1.0}
             embeddings = embedder.embed(list(mixture))
             weights = torch.tensor(list(mixture.values()), device=embeddings.device)
             inputs.append((weights @ embeddings.float()).to(embeddings.dtype))
@@ -120,59 +128,95 @@ class Forest:
 
     def close(self, request_id: str | None = None) -> None:
         """Free the caches of a request's branches, or of all."""
-        self._free([one for one in self._seated if request_id in (None, one.request.id)])
+        self._free([branch for branch in self._seated if request_id in (None, branch.request.id)])
 
     def _seat(self, branches: Sequence[Branch], stay: Collection[Branch]) -> None:
         """Give each a cache of its text without the last token: a fork of its nearest ancestor's, or where the parent
         is not in `stay`, for the last of its children the parent's own.
         """
-        self._fill_prompts([one for one in branches if one.parent is None and not one.has_cache])
-        waiting = Counter(one.parent for one in branches if not one.has_cache)
-        for one in branches:
-            if not one.has_cache:
-                waiting[one.parent] -= 1
-                parent = one.parent
+        prompts = [branch for branch in branches if branch.parent is None and not branch.has_cache]
+        while prompts and self._prefixes is not None:
+            prompts = self.read(prompts)
+        waiting = Counter(branch.parent for branch in branches if not branch.has_cache)
+        for branch in branches:
+            if not branch.has_cache:
+                waiting[branch.parent] -= 1
+                parent = branch.parent
+                self._seated[branch] = None  # first: what cuts in leaves no cache that nobody knows
                 if parent is not None and parent.has_cache and parent not in stay and not waiting[parent]:
-                    one.cache = parent.give_up_cache()
+                    branch.cache = parent.give_up_cache()
                     del self._seated[parent]
                 else:
-                    one.cache = self._forked(one)
-                self._seated[one] = None
-            if one.cache.length >= one.size:
-                self._runner.truncate(one.cache, one.size - 1)
-        self._fill([one for one in branches if one.cache.length < one.size - 1])
+                    branch.cache = self._forked(branch)
+            if branch.cache.length >= branch.size:
+                self._runner.truncate(branch.cache, branch.size - 1)
+        self._fill([branch for branch in branches if branch.cache.length < branch.size - 1])
 
-    def _fill_prompts(self, prompts: Sequence[Branch]) -> None:
-        """Fill the caches of prompts; one that begins as another does, as far as is not known yet, waits for that."""
+    def read(self, prompts: Sequence[Branch]) -> list[Branch]:
+        """Read on in prompts, in a pass of at most `chunk` tokens; those that are not in their caches by then.
+
+        One that begins as another of them does, as far as is not known yet, waits for that.
+
+        Raises:
+            PromptError: memory for keys and values that they do not fit into.
+        """
+        self._share_blocks()
+        self._open_prompts(prompts)
+        fed: list[SequenceCache] = []
+        pieces: list[list[int]] = []
+        room = self._chunk
+        for branch in prompts:
+            if branch.has_cache and room and (piece := branch.text()[branch.cache.length : -1][:room]):
+                fed.append(branch.cache)
+                pieces.append(piece)
+                room -= len(piece)
+        if fed:
+            self._runner.extend(fed, pieces)
+        left = []
+        for branch in prompts:
+            if not branch.has_cache or branch.cache.length < branch.size - 1:
+                left.append(branch)
+                continue
+            self._begins.pop(branch, None)
+            if self._prefixes is not None:
+                self._prefixes.retain(
+                    branch.cache, branch.request.prefix_key, branch.request.block_keys(self._prefixes)
+                )
+        return left
+
+    def _open_prompts(self, prompts: Sequence[Branch]) -> None:
+        """Give prompts caches, unless they wait for another."""
         memory = self._prefixes
-        while memory is not None and prompts:
-            new, now, later = set[tuple[str | bytes, ...]](), list[Branch](), list[Branch]()
-            for one in prompts:
-                keys, owner = one.request.block_keys(memory), one.request.prefix_key
+        read = {self._begins[branch] for branch in prompts if branch.has_cache and branch in self._begins}
+        for branch in prompts:
+            if branch.has_cache:
+                continue
+            if memory is not None:
+                keys, owner = branch.request.block_keys(memory), branch.request.prefix_key
                 known = memory.known(owner, keys)
                 begins: tuple[str | bytes, ...] = (owner, *keys[: known + 1])
-                (later if begins in new else now).append(one)
+                if begins in read:
+                    continue
                 if known < len(keys):
-                    new.add(begins)
-            for one in now:
-                one.cache = self._opened(one)
-                self._seated[one] = None
-                one.request.note_cached(one.cache.length)
-            self._fill([one for one in now if one.cache.length < one.size - 1])
-            for one in now:
-                memory.keep(one.cache, one.request.prefix_key, one.request.block_keys(memory))
-            prompts = later
+                    self._begins[branch] = begins
+                    read.add(begins)
+            self._seated[branch] = None
+            branch.cache = self._opened(branch)
+            if memory is not None:
+                branch.request.note_cached(branch.cache.length)
 
     def _opened(self, branch: Branch) -> SequenceCache:
         """A cache with what is known of the prompt."""
         request, memory = branch.request, self._prefixes
         cache = self._runner.open(len(request.prompt_ids), request.inputs)
-        return cache if memory is None else memory.adopt(request.prefix_key, request.block_keys(memory), cache)
+        if memory is not None:
+            memory.adopt(request.prefix_key, request.block_keys(memory), cache)
+        return cache
 
     def _forked(self, branch: Branch) -> SequenceCache:
-        for one in branch.ancestors():
-            if one.has_cache:
-                cache = self._runner.fork(one.cache)
+        for ancestor in branch.ancestors():
+            if ancestor.has_cache:
+                cache = self._runner.fork(ancestor.cache)
                 if cache.length >= branch.size:
                     self._runner.truncate(cache, branch.size - 1)
                 return cache
@@ -184,23 +228,23 @@ class Forest:
         Raises:
             PromptError: there is a mixture among it.
         """
-        for one in branches:
-            gone = one.size - 1 - one.cache.length
-            if any(above.mixture is not None for above in islice(one.ancestors(), 1, gone + 1)):
+        for branch in branches:
+            gone = branch.size - 1 - branch.cache.length
+            if any(above.mixture is not None for above in islice(branch.ancestors(), 1, gone + 1)):
                 raise PromptError("the keys and values of a mixture were given up; ask for its branch in every step")
-        caches = [one.cache for one in branches]
-        missing = [one.text()[cache.length : -1] for one, cache in zip(branches, caches, strict=True)]
+        caches = [branch.cache for branch in branches]
+        missing = [branch.text()[cache.length : -1] for branch, cache in zip(branches, caches, strict=True)]
         fill_caches(self._runner, caches, missing, self._chunk)
 
     def _make_room(self, branches: Sequence[Branch]) -> None:
         if self._memory is None:
             return
         wanted = set(branches)
-        needed = sum(self._memory.need(one.cache, 1) for one in branches)
-        for one in [one for one in self._seated if one not in wanted]:
+        needed = sum(self._memory.need(branch.cache, 1) for branch in branches)
+        for branch in [branch for branch in self._seated if branch not in wanted]:
             if needed <= self._memory.left():
                 return
-            self._free([one])
+            self._free([branch])
         if needed > self._memory.left():
             raise PromptError(
                 f"{len(branches)} branches need more memory for keys and values than there is; let fewer go on at once,"
@@ -208,9 +252,11 @@ class Forest:
             )
 
     def _free(self, branches: Iterable[Branch]) -> None:
-        for one in branches:
-            self._seated.pop(one, None)
-            self._runner.release(one.give_up_cache())
+        for branch in branches:
+            self._seated.pop(branch, None)
+            self._begins.pop(branch, None)
+            if branch.has_cache:
+                self._runner.release(branch.give_up_cache())
 
 
 def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> tuple[torch.Tensor, Errors]:
@@ -223,13 +269,13 @@ def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> tuple[torch.Tens
         at a `DeadEndError`, NaN where the model or a rule failed.
     """
     weights = logits
-    if not all(one.origin.rules.trivial for one in branches):
-        weights = torch.cat([_weights(one, logits[i : i + 1]) for i, one in enumerate(branches)])
+    if not all(branch.origin.rules.trivial for branch in branches):
+        weights = torch.cat([_weights(branch, logits[i : i + 1]) for i, branch in enumerate(branches)])
     logprobs, largest, errors = weights.log_softmax(-1), weights.amax(-1).tolist(), dict[Branch, NumericsError]()
-    for i, (one, top) in enumerate(zip(branches, largest, strict=True)):
+    for i, (branch, top) in enumerate(zip(branches, largest, strict=True)):
         if not isfinite(top):
-            why = one.rules.blame(logits[i : i + 1]) or str(bad_row(top, 0))
-            errors[one] = DeadEndError(why) if top == -inf else NumericsError(why)
+            why = branch.rules.blame(logits[i : i + 1]) or str(bad_row(top, 0))
+            errors[branch] = DeadEndError(why) if top == -inf else NumericsError(why)
             logprobs[i] = top if top == -inf else nan
     return logprobs, errors
 

@@ -65,20 +65,20 @@ class Coupled:
         row, few = self.joint[self.groups[value]], self.joint.shape[1] - 1
         if not row.any():  # the value was as good as excluded
             return torch.from_numpy(self.chances).log()
-        found = np.zeros_like(self.chances)
-        found[self.order[:few]] = row[:few]
+        masses = np.zeros_like(self.chances)
+        masses[self.order[:few]] = row[:few]
         rest = self.order[few:]
         if row[few] > 0.0:
-            found[rest] = self.chances[rest] * (row[few] / self.chances[rest].sum())
-        return torch.from_numpy(found / row.sum()).log()
+            masses[rest] = self.chances[rest] * (row[few] / self.chances[rest].sum())
+        return torch.from_numpy(masses / row.sum()).log()
 
     def likelihood(self, token: int) -> Floats:
         """(256,) probability of the token for each value of the byte."""
         few = self.joint.shape[1] - 1
         place = min(int(np.flatnonzero(self.order == token)[0]), few)
         rows = self.joint.sum(1)
-        found: Floats = np.divide(self.joint[:, place], rows, out=np.zeros_like(rows), where=rows > 0.0)
-        return found[self.groups]
+        posterior: Floats = np.divide(self.joint[:, place], rows, out=np.zeros_like(rows), where=rows > 0.0)
+        return posterior[self.groups]
 
 
 class Channel:
@@ -170,6 +170,7 @@ class HideMessage(Search):
     """
 
     name = "hide_message"
+    keeps_beginnings = True
 
     def __init__(self, channel: Channel, data: bytes) -> None:
         super().__init__()
@@ -323,11 +324,11 @@ def _channel(key: bytes, rate: float | None) -> Channel:
 
 
 def _one(prompt: Prompt) -> Prompt:
-    several = isinstance(prompt, list | tuple) and not all(isinstance(one, int) for one in prompt)
+    several = isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in prompt)
     need(not several, "prompt", "be one prompt", prompt)
     return prompt
 
 
-def _check(given: object, name: str) -> None:
-    if not isinstance(given, bytes):
-        raise ConfigError(f"{name} must be bytes, got {type(given).__name__}")
+def _check(value: object, name: str) -> None:
+    if not isinstance(value, bytes):
+        raise ConfigError(f"{name} must be bytes, got {type(value).__name__}")

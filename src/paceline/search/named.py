@@ -16,28 +16,28 @@ Scorer = Callable[[Sequence[str]], Sequence[float]]
 """Of texts, a number each."""
 
 
-def named(option: str, given: F | str | None, default: F | None = None) -> F:
+def named(option: str, value: F | str | None, default: F | None = None) -> F:
     """The function given, or the one that "module:function" names.
 
     Raises:
         ConfigError: it cannot be imported, is no function, or is needed and missing.
     """
-    if given is None:
-        need(default is not None, option, 'be a function, or its name as "module:function"', given)
+    if value is None:
+        need(default is not None, option, 'be a function, or its name as "module:function"', value)
         assert default is not None
         return default
-    if isinstance(given, str):
+    if isinstance(value, str):
         try:
-            found = pkgutil.resolve_name(given)
+            function = pkgutil.resolve_name(value)
         except Exception as error:  # a module of a user's may raise anything
-            raise ConfigError(f"{option}: cannot import {given!r}: {error}; give module:function") from error
+            raise ConfigError(f"{option}: cannot import {value!r}: {error}; give module:function") from error
     else:
-        found = given
-    need(callable(found), option, 'be a function, or its name as "module:function"', given)
-    return found  # type: ignore[no-any-return]
+        function = value
+    need(callable(function), option, 'be a function, or its name as "module:function"', value)
+    return function  # type: ignore[no-any-return]
 
 
-def numbers(option: str, given: Iterable[Any], count: int, *, high: float | None = None) -> list[float]:
+def numbers(option: str, values: Iterable[Any], count: int, *, high: float | None = None) -> list[float]:
     """What a function of a user's, or a model, made of so many texts: a finite number for each.
 
     Args:
@@ -46,13 +46,15 @@ def numbers(option: str, given: Iterable[Any], count: int, *, high: float | None
         ConfigError: they are not. Strings are no numbers, whatever they say.
     """
     try:
-        found = [float(one) for one in given if not isinstance(one, str | bytes)]
+        checked = [float(number) for number in values if not isinstance(number, str | bytes)]
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one, of a tensor of several numbers
-        found = []
-    fine = len(found) == count and all(isfinite(one) and (high is None or 0.0 <= one <= high) for one in found)
+        checked = []
+    fine = len(checked) == count and all(
+        isfinite(number) and (high is None or 0.0 <= number <= high) for number in checked
+    )
     what = "a finite number" if high is None else f"a number in 0..{high:g}"
-    need(fine, option, f"give {what} for each of {count} texts", given)
-    return found
+    need(fine, option, f"give {what} for each of {count} texts", values)
+    return checked
 
 
 def rewards(scorer: Scorer, texts: Sequence[str]) -> list[float]:

@@ -38,7 +38,7 @@ class SearchTree:
     def note(self, branch: Branch) -> int:
         """Number of a branch, which is added if it is new; -1 where there is no room."""
         if branch.number < 0 and len(self.tokens) < MOST_NODES:
-            parent = next((one.number for one in branch.ancestors() if one.number >= 0), -1)
+            parent = next((ancestor.number for ancestor in branch.ancestors() if ancestor.number >= 0), -1)
             branch.number = len(self.tokens)
             self.parents.append(parent)
             self.tokens.append(branch.token)
@@ -53,7 +53,7 @@ class SearchTree:
         for node, parent in enumerate(self.parents):
             children.setdefault(parent, []).append(node)
         rank = {node: i for i, node in reversed(list(enumerate(self.outputs)))}
-        found: list[tuple[int, list[int], int]] = []
+        rows: list[tuple[int, list[int], int]] = []
         waiting = [(-1, child) for root in children.get(-1, []) for child in reversed(children.get(root, []))]
         while waiting:
             above, node = waiting.pop()
@@ -61,9 +61,9 @@ class SearchTree:
             while node not in rank and len(children.get(node, ())) == 1:
                 (node,) = children[node]
                 tokens.append(self.tokens[node])
-            found.append((above, tokens, rank.get(node, -1)))
-            waiting += [(len(found) - 1, child) for child in reversed(children.get(node, []))]
-        return found
+            rows.append((above, tokens, rank.get(node, -1)))
+            waiting += [(len(rows) - 1, child) for child in reversed(children.get(node, []))]
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -71,7 +71,7 @@ class SearchTree:
             "method": self.method,
             "parents": list(self.parents),
             "tokens": list(self.tokens),
-            "logprobs": [round(one, 5) for one in self.logprobs],
+            "logprobs": [round(logprob, 5) for logprob in self.logprobs],
             "outputs": list(self.outputs),
             "scores": list(self.scores),
             "num_tokens": self.num_tokens,

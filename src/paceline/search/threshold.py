@@ -40,9 +40,9 @@ def entropies_of(runner: Runner, texts: Iterable[tuple[Sequence[int], int]]) -> 
                 chunk, follows = tokens[start : start + CHUNK], tokens[start + 1 : start + CHUNK + 1]
                 logits = runner.extend([cache], [chunk], all_logits=True).logits[: len(follows)].float()
                 logprobs, skipped = logits.log_softmax(-1).cpu(), max(0, first - 1 - start)
-                found = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
+                entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
                 hits = logprobs.argmax(-1) == torch.tensor(follows)
-                entropies += found.clamp(min=0.0)[skipped:].tolist()
+                entropies += entropy.clamp(min=0.0)[skipped:].tolist()
                 right += hits[skipped:].tolist()
         finally:
             runner.release(cache)

@@ -226,7 +226,7 @@ class Slots:
     Args:
         limits: of owners that have some of their own.
     Attributes:
-        running: requests by owner. outputs: likewise, of their prompts and of each `n`.
+        running: requests by owner. outputs: likewise, of their prompts and of each `n`, or branches of their searches.
     """
 
     def __init__(self, config: ServerConfig, limits: Mapping[str, KeyLimits]) -> None:
@@ -265,7 +265,8 @@ class Slots:
         if (own := self._limits.get(owner, NO_LIMITS).max_outputs) is not None:
             most = min(most, own)
         if outputs > most:
-            raise ApiError(f"a request may have at most {most} outputs (prompts times n), got {outputs}", param="n")
+            what = "outputs (prompts times n, or branches of searches)"
+            raise ApiError(f"a request may have at most {most} {what}, got {outputs}", param="n")
         if self.outputs[owner] + outputs > most:
             raise ApiError(f"too many outputs of this key are running, at most {most}; try again later", status=429,
                            code="too_many_outputs", headers=LATER)  # fmt: skip

@@ -213,6 +213,7 @@ class Sampled(Body):
     cache_salt: str | None = None
     speculative_config: str | Annotated[list[str], QUICK] | dict[str, Any] | None = None
     priority: Annotated[int, Field(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
+    search: str | dict[str, Any] | None = None
     return_token_ids: bool | None = None
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = None
     user: str | None = None

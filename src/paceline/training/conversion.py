@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 from paceline.models.heads import (
     WRITTEN,
     HeadConfig,
-    Target,
+    HeadTarget,
     drafted_rows,
     read_head,
     target_rows,
@@ -60,7 +60,7 @@ def convert(llm: LLM, head: str | Path, to: str, output: str | Path) -> Path:
         weights["embed.weight"] = llm.runner.embed(range(info.vocab_size))  # type: ignore[attr-defined]
     config, weights = _padded(config, weights, info.stored_rows or info.vocab_size)
     kind = read_config(llm.folder).get("architectures", ["LlamaForCausalLM"])[0]
-    written_config, tensors = form.written(config, weights, Target(str(info.name), kind))
+    written_config, tensors = form.written(config, weights, HeadTarget(str(info.name), kind))
     return write_folder(output, written_config, tensors)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from paceline.checkpoints import RUN_FINISHED, RUN_SETTINGS
 from paceline.errors import CapabilityError, ConfigError, PacelineError
+from paceline.models import has_ability
 from paceline.training.answers import Ids, TrainingText, answered, prompts_of, texts_of
 from paceline.training.batches import Document, TargetView, draft_vocabulary
 from paceline.training.heads import Trainer, trainer
@@ -263,7 +264,7 @@ def _sum(path: Path) -> str:
 def _check(llm: LLM, config: TrainConfig) -> None:
     runner = llm.runner
     for name in ("taps", "head", "input_embeddings"):
-        if not getattr(runner.capabilities, name):
+        if not has_ability(runner, name):
             raise CapabilityError(
                 f"training needs {name} of the model, which {runner.info.name} does not give as it runs here; use a "
                 "family that runs natively"

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from paceline.errors import CapabilityError
+from paceline.models import has_ability
 from paceline.sampling.steering import MAX_MU, steering_vector
 from paceline.training.batches import Document
 from paceline.utils import need
@@ -68,7 +69,7 @@ def svdecode_strength(tuned: Runner, base: Runner, examples: Sequence[Document])
     """
     need(len(examples) > 1, "examples", "be at least two", len(examples))
     for runner in (tuned, base):
-        if not (runner.capabilities.taps and runner.capabilities.head):
+        if not (runner.capabilities.taps and has_ability(runner, "head")):
             raise CapabilityError(f"{runner.info.name} does not give its states as it runs here; use a native family")
     judging, fitting = examples[::5], [document for i, document in enumerate(examples) if i % 5]
     count = sum(len(document.tokens) - document.first for document in fitting)

@@ -9,14 +9,13 @@ take turns, the order of the registry within each.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
 from paceline import registry
-from paceline.models import Capabilities
 
 MAX_CANDIDATES: Final = 24
 """Settings that a search starts with."""
@@ -108,19 +107,22 @@ class Candidates:
     beyond: Sequence[Arm] = ()
 
 
-def find_candidates(capabilities: Capabilities, *, drafts: Sequence[str], threads: Sequence[int]) -> Candidates:
+def find_candidates(abilities: Collection[str], *, drafts: Sequence[str], threads: Sequence[int]) -> Candidates:
     """All settings to try; plain decoding with the first number of threads is the baseline and not listed.
 
     Args:
+        abilities: of the model's runner (`models.abilities_of`).
         drafts: folders or hub ids of draft models.
         threads: numbers to try, the default first.
     """
-    singles, skipped = _singles(capabilities, drafts)
+    singles, skipped = _singles(abilities, drafts)
     lists = _lists(singles)
     default, *others = threads
     first = [*lists[:1], *singles, *lists[1:]]
     fixed = [{**config, "num_speculative_tokens": tokens} for tokens in TOKENS for config in first]
-    options = [{**config, **more} for config in singles for more in _grid(str(config["method"]), capabilities)]
+    options = [
+        {**config, **more} for config in singles for more in _grid(str(config["method"]), trees="trees" in abilities)
+    ]
     elsewhere = [Arm(config, number) for number in others for config in (None, *first[:1])]
     turns = [lists, singles[::2], singles[1::2], fixed]
     kinds = [[Arm(config, default) for config in kind] for kind in (auto_configs(drafts), *turns)]
@@ -156,14 +158,13 @@ def auto_configs(drafts: Sequence[str]) -> list[dict[str, Any]]:
     return [{"method": AUTO, "model": draft} for draft in drafts] or [{"method": AUTO}]
 
 
-def _singles(capabilities: Capabilities, drafts: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _singles(abilities: Collection[str], drafts: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """One configuration per method, per draft model where it takes one; and why others cannot run."""
     configs: list[dict[str, Any]] = []
     skipped = {}
     for name, entry in registry.table("drafters").items():
-        abilities = [need for need in entry.needs if need in Capabilities.__dataclass_fields__]
-        lacking = [need for need in abilities if not getattr(capabilities, need)]
-        others = [need for need in entry.needs if need not in abilities and not need.startswith(MEMORY)]
+        lacking = [need for need in entry.needs if need in registry.ABILITIES and need not in abilities]
+        others = [need for need in entry.needs if need not in registry.ABILITIES and not need.startswith(MEMORY)]
         with_model = "model" in _parameters(name)
         if name in GUESS_NOTHING:
             skipped[name] = GUESS_NOTHING[name]
@@ -189,9 +190,8 @@ def _lists(singles: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"method": [dict(a), dict(b)]} for b in dear for a in cheap]
 
 
-def _grid(name: str, capabilities: Capabilities) -> list[Mapping[str, Any]]:
+def _grid(name: str, *, trees: bool) -> list[Mapping[str, Any]]:
     known = _parameters(name)
-    trees = capabilities.trees
     return [
         more
         for option, grid in OPTIONS.items()

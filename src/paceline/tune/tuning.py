@@ -29,6 +29,7 @@ from paceline.config import SamplingParams
 from paceline.engine import RequestOutput
 from paceline.errors import PacelineError
 from paceline.llm import LLM
+from paceline.models import abilities_of
 from paceline.profiles import Conditions, Profile
 from paceline.tune.candidates import Arm, Candidates, find_candidates, thread_counts, with_request_drafters
 from paceline.tune.search import LEAST_ARMS, MIN_PAIRS, Gain, Interval, Race, RejectedError, confirm, interval, race
@@ -303,7 +304,7 @@ def tune(
     start, info = clock(), llm.runner.info
     conditions = Conditions.of(info, folder)
     threads, groups = thread_counts(conditions.threads, cores, info.device.type), groups_of(prompts, batch_size)
-    tried = tried or find_candidates(llm.runner.capabilities, drafts=drafts, threads=threads)
+    tried = tried or find_candidates(abilities_of(llm.runner), drafts=drafts, threads=threads)
     trial = TuningTrial(llm, tried.settings, groups, SamplingParams(temperature=0.0, max_tokens=max_tokens), clock)
     count = sum(map(len, groups))
     tuning = Tuning(info.name, conditions.dtype, str(info.device), conditions.threads, count, len(groups[0]))

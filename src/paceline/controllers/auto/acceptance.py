@@ -117,15 +117,15 @@ class Source:
         Raises:
             ValueError: it is no such list.
         """
-        found = cls()
+        acceptance = cls()
         bins, cells, levels, width, finds = kept
-        found.bins, found.cells, found.levels = (
+        acceptance.bins, acceptance.cells, acceptance.levels = (
             _tallies(bins, BINS),
             _tallies(cells, BINS * BUCKETS),
             _tallies(levels, BUCKETS),
         )
-        found.width, found.finds = _number(width, 1e3), _number(finds, 1.0)
-        return found
+        acceptance.width, acceptance.finds = _number(width, 1e3), _number(finds, 1.0)
+        return acceptance
 
 
 class SequenceOdds:
@@ -154,44 +154,44 @@ class Acceptance:
     def __init__(self, sources: int) -> None:
         self.sources = [Source() for _ in range(sources)]
 
-    def node(self, own: SequenceOdds, source: int, bucket: int, confidence: float) -> float:
+    def node(self, odds: SequenceOdds, source: int, bucket: int, confidence: float) -> float:
         """P(accepted | parent accepted) of a node with this confidence."""
-        return _shifted(self.sources[source].chance(bucket, confidence), own.odds[source])
+        return _shifted(self.sources[source].chance(bucket, confidence), odds.odds[source])
 
-    def level(self, own: SequenceOdds, source: int, bucket: int) -> float:
+    def level(self, odds: SequenceOdds, source: int, bucket: int) -> float:
         """P(one of the drafter's nodes accepted | parent accepted) before anything is drafted."""
-        return _shifted(self.sources[source].level(bucket), own.odds[source])
+        return _shifted(self.sources[source].level(bucket), odds.odds[source])
 
-    def reach(self, own: SequenceOdds, tree: TokenTree, off: AbstractSet[int] = frozenset()) -> list[float]:
+    def reach(self, odds: SequenceOdds, tree: TokenTree, off: AbstractSet[int] = frozenset()) -> list[float]:
         """Per node, the calibrated chance that it is accepted: the product along its path, and for one beside those of
         earlier drafters times the chance that they fail.
 
         Args:
             off: drafters of which nothing is scored; the chances of their nodes, and of what hangs off them, are 0.
         """
-        found: list[float] = []
+        reaches: list[float] = []
         last, earlier, covered = -1, 0.0, 0.0
         for node, (parent, source, bucket, confidence) in enumerate(nodes(tree)):
             out = bool(off) and off >= {source, *tree.also.get(node, ())}
-            chance = 0.0 if out else self.node(own, source, bucket, confidence)
+            chance = 0.0 if out else self.node(odds, source, bucket, confidence)
             if parent < 0:
                 if source != last:
                     last, earlier = source, min(covered, 1.0)
                 chance *= 1.0 - earlier if bucket == RIVAL else 1.0
                 covered += chance
-            found.append(chance if parent < 0 else chance * found[parent])
-        return found
+            reaches.append(chance if parent < 0 else chance * reaches[parent])
+        return reaches
 
-    def covered(self, own: SequenceOdds, tree: TokenTree, drafter: int, off: AbstractSet[int]) -> float | None:
+    def covered(self, odds: SequenceOdds, tree: TokenTree, drafter: int, off: AbstractSet[int]) -> float | None:
         """The chance that one of the drafters before this one has the next token right; None where none of them has
         found any.
         """
-        known = zip(tree.parents.tolist(), tree.sources.tolist(), self.reach(own, tree, off), strict=True)
+        known = zip(tree.parents.tolist(), tree.sources.tolist(), self.reach(odds, tree, off), strict=True)
         first = [reach for parent, source, reach in known if parent < 0 and source < drafter]
         return min(sum(first), 1.0) if first else None
 
     def observe(
-        self, own: SequenceOdds, proposed: TokenTree, tokens: Sequence[int], accepted: Sequence[int], *, drawn: bool
+        self, odds: SequenceOdds, proposed: TokenTree, tokens: Sequence[int], accepted: Sequence[int], *, drawn: bool
     ) -> None:
         """Learn from what was proposed and what followed.
 
@@ -226,14 +226,14 @@ class Acceptance:
             self.sources[source].learn_level(bucket, children, successes > 0)
         self._learn_echoes(proposed, path)
         for source, (hits, foreseen, tries) in known.items():
-            own.add(source, int(hits), foreseen, int(tries))
+            odds.add(source, int(hits), foreseen, int(tries))
 
     def _learn_echoes(self, tree: TokenTree, path: AbstractSet[int]) -> None:
         """Who begins as an earlier drafter did has nothing where that one fails."""
         parents, sources = tree.parents.tolist(), tree.sources.tolist()
-        own = {source for parent, source in zip(parents, sources, strict=True) if parent < 0}
+        at_root = {source for parent, source in zip(parents, sources, strict=True) if parent < 0}
         failed = (others for node, others in tree.also.items() if parents[node] < 0 and node not in path)
-        for source in {other for others in failed for other in others} - own:
+        for source in {other for others in failed for other in others} - at_root:
             self.sources[source].levels[RIVAL].add(False)
 
 
@@ -247,9 +247,9 @@ class Gap:
     __slots__ = ("_acceptance", "_drafter", "_off", "_own", "most")
 
     def __init__(
-        self, acceptance: Acceptance, own: SequenceOdds, drafter: int, most: float, off: AbstractSet[int]
+        self, acceptance: Acceptance, odds: SequenceOdds, drafter: int, most: float, off: AbstractSet[int]
     ) -> None:
-        self._acceptance, self._own, self._drafter, self.most, self._off = acceptance, own, drafter, most, off
+        self._acceptance, self._own, self._drafter, self.most, self._off = acceptance, odds, drafter, most, off
 
     def covered(self, tree: TokenTree) -> float | None:
         """`Acceptance.covered` of a tree."""
@@ -273,8 +273,8 @@ class Stopper:
         "_acceptance", "_own", "_prices", "_source", "chance", "confidence", "levels", "price", "reach", "stopped",
     )  # fmt: skip
 
-    def __init__(self, acceptance: Acceptance, own: SequenceOdds, source: int, prices: Sequence[float]) -> None:
-        self._acceptance, self._own, self._source, self._prices = acceptance, own, source, prices
+    def __init__(self, acceptance: Acceptance, odds: SequenceOdds, source: int, prices: Sequence[float]) -> None:
+        self._acceptance, self._own, self._source, self._prices = acceptance, odds, source, prices
         self.confidence = self.reach = self.chance = 1.0
         self.levels, self.stopped, self.price = 1, 0, 0.0
 
@@ -317,13 +317,13 @@ def nodes(tree: TokenTree) -> Iterator[tuple[int, int, int, float]]:
 
 def _followed(tree: TokenTree, tokens: Sequence[int]) -> set[int]:
     """The nodes that the text went along, scored or not."""
-    found: set[int] = set()
+    followed: set[int] = set()
     for node, (token, parent, depth) in enumerate(
         zip(tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist(), strict=True)
     ):
-        if depth <= len(tokens) and token == tokens[depth - 1] and (parent < 0 or parent in found):
-            found.add(node)
-    return found
+        if depth <= len(tokens) and token == tokens[depth - 1] and (parent < 0 or parent in followed):
+            followed.add(node)
+    return followed
 
 
 def _shifted(chance: float, odds: float) -> float:
@@ -332,15 +332,15 @@ def _shifted(chance: float, odds: float) -> float:
 
 
 def _tallies(pairs: Any, count: int) -> list[Tally]:
-    found = []
+    tallies = []
     for hits, tries in pairs:
         if not 0.0 <= _number(hits, 1e9) <= _number(tries, 1e9) + 1e-3:
             raise ValueError(f"{hits!r} successes among {tries!r}")
         share = min(1.0, _KEPT / tries) if tries else 0.0
-        found.append(Tally(float(hits) * share, float(tries) * share))
-    if len(found) != count:
-        raise ValueError(f"{len(found)} counts instead of {count}")
-    return found
+        tallies.append(Tally(float(hits) * share, float(tries) * share))
+    if len(tallies) != count:
+        raise ValueError(f"{len(tallies)} counts instead of {count}")
+    return tallies
 
 
 def _number(value: Any, most: float) -> float:

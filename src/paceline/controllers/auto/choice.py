@@ -141,14 +141,14 @@ def gains(levels: Sequence[Sequence[float]], first: int, depth: int, bucket_of: 
         levels: per sequence, the chance by depth bucket. first: bucket of the first level.
         bucket_of: depth -> bucket.
     """
-    found = [0.0] * (depth + 1)
+    totals = [0.0] * (depth + 1)
     for chances in levels:
         reach = gain = 0.0
         for level in range(1, depth + 1):
             reach = chances[first] if level == 1 else reach * chances[bucket_of[level]]
             gain += reach
-            found[level] += gain
-    return found
+            totals[level] += gain
+    return totals
 
 
 def choose(forecasts: Sequence[Forecast], table: Sequence[float], size: int) -> ChosenDrafters:
@@ -160,13 +160,13 @@ def choose(forecasts: Sequence[Forecast], table: Sequence[float], size: int) -> 
     plain = ChosenDrafters((), float(size), table[size], float(size))
     best = plain
     for start in range(len(forecasts)):
-        found = _extended(plain, forecasts[start], table, size)
+        chosen = _extended(plain, forecasts[start], table, size)
         for later in forecasts[start + 1 :]:
-            longer = _extended(found, later, table, size)
-            if longer.rate > BETTER * found.rate:
-                found = longer
-        if found.rate > best.rate:
-            best = found
+            longer = _extended(chosen, later, table, size)
+            if longer.rate > BETTER * chosen.rate:
+                chosen = longer
+        if chosen.rate > best.rate:
+            best = chosen
     return best
 
 
@@ -174,19 +174,19 @@ def _extended(before: ChosenDrafters, forecast: Forecast, table: Sequence[float]
     """The best choice with one more drafter, at its best length."""
     best: ChosenDrafters | None = None
     for levels in range(1, len(forecast.gains)):
-        found = _with(before, forecast, Pick(forecast.drafter, levels), table, size)
-        if best is None or found.rate > best.rate:
-            best = found
+        longer = _with(before, forecast, Pick(forecast.drafter, levels), table, size)
+        if best is None or longer.rate > best.rate:
+            best = longer
         elif forecast.gains[levels] - forecast.gains[levels - 1] < _UNLIKELY * size:
             break
     return before if best is None else best
 
 
-def _with(before: ChosenDrafters, one: Forecast, pick: Pick, table: Sequence[float], size: int) -> ChosenDrafters:
-    levels, beside = pick.levels, one.beside if before.picks else Beside()
-    gain = one.finds * (beside.alone * one.gains[levels] + beside.failing * one.rival_gains[levels])
-    drafting = before.drafting + min(1.0, size * beside.asked) * one.seconds[levels]
-    share, more = one.finds * beside.asked, size * levels * one.width
+def _with(before: ChosenDrafters, forecast: Forecast, pick: Pick, table: Sequence[float], size: int) -> ChosenDrafters:
+    levels, beside = pick.levels, forecast.beside if before.picks else Beside()
+    gain = forecast.finds * (beside.alone * forecast.gains[levels] + beside.failing * forecast.rival_gains[levels])
+    drafting = before.drafting + min(1.0, size * beside.asked) * forecast.seconds[levels]
+    share, more = forecast.finds * beside.asked, size * levels * forecast.width
     rows = before.rows + share * more
     if size == 1:  # it drafts or does not: the mean of two prices, not the price of a mean number of rows
         scoring = (1.0 - share) * _at(table, before.rows) + share * _at(table, before.rows + more)
@@ -214,8 +214,8 @@ def worth_scoring(
     ranked = sorted(
         (
             (-reach, tree, node)
-            for tree, found in enumerate(reaches)
-            for node, reach in enumerate(found or ())
+            for tree, by_node in enumerate(reaches)
+            for node, reach in enumerate(by_node or ())
             if reach > 0.0
         )
     )
@@ -231,10 +231,10 @@ def worth_scoring(
         worth = gain - rate * (table[min(rows + len(kept), last)] - base)
         if worth > best:
             best, count = worth, len(kept)
-    found: list[list[int]] = [[] for _ in reaches]
+    nodes: list[list[int]] = [[] for _ in reaches]
     for tree, node in sorted(kept[:count]):
-        found[tree].append(node)
-    return found
+        nodes[tree].append(node)
+    return nodes
 
 
 def cut(tree: TokenTree, nodes: Sequence[int]) -> TokenTree:
@@ -257,6 +257,6 @@ def levels_by_source(tree: TokenTree) -> dict[int, int]:
     """Drafter -> the deepest level that it proposed."""
     deepest: dict[int, int] = {}
     for node, (source, depth) in enumerate(zip(tree.sources.tolist(), tree.depths.tolist(), strict=True)):
-        for one in (source, *tree.also.get(node, ())):
-            deepest[one] = max(deepest.get(one, 0), depth)
+        for drafter in (source, *tree.also.get(node, ())):
+            deepest[drafter] = max(deepest.get(drafter, 0), depth)
     return deepest

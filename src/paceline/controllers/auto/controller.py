@@ -213,9 +213,9 @@ class AutoController(Controller):
             now.why = f"Nothing is drafted: drafting has cost more time than it saved lately; {next_try(drafting)}."
             return Plan.nothing(size, min(max(drafting.wait, 1), MOST_STEPS))
         budgets = self._budgets(now)
-        trying = any(one.state is State.TRIED for one in now.planned)
+        trying = any(draft.state is State.TRIED for draft in now.planned)
         share = (self._planning + self.clock() - start) / (PLANNING * table[size])
-        untimed = any(self.costs.line(one.name, size).count < TIMED for one in now.planned)
+        untimed = any(self.costs.line(draft.name, size).count < TIMED for draft in now.planned)
         now.steps = min(max(int(share), 1), 1 if untimed else 8 if trying else MOST_STEPS)
         self._planning = 0.0
         return Plan(budgets, now.steps)
@@ -241,27 +241,29 @@ class AutoController(Controller):
         """A budget for every sequence and drafter."""
         forecasts = [self._forecast(now, drafter) for drafter in range(len(self.names))]
         states = [self._trusted(now.size, drafter).state for drafter in range(len(self.names))]
-        open_ = [one for one in forecasts if states[one.drafter] is not State.OFF]
+        open_ = [forecast for forecast in forecasts if states[forecast.drafter] is not State.OFF]
         now.choice = choose(open_, now.table, now.size)
         self._probe(now)
         picks = {pick.drafter: pick for pick in now.choice.picks}
-        for one in forecasts:
-            pick, state = picks.get(one.drafter), states[one.drafter]
-            timed = self.costs.line(self.names[one.drafter], now.size).count >= TIMED
-            cheap = timed and one.seconds[-1] <= CHEAP * now.plain
-            if not timed and len(one.gains) > 1:
-                pick, state = Pick(one.drafter, min(TRY_LEVELS, len(one.gains) - 1)), State.TRIED
+        for forecast in forecasts:
+            pick, state = picks.get(forecast.drafter), states[forecast.drafter]
+            timed = self.costs.line(self.names[forecast.drafter], now.size).count >= TIMED
+            cheap = timed and forecast.seconds[-1] <= CHEAP * now.plain
+            if not timed and len(forecast.gains) > 1:
+                pick, state = Pick(forecast.drafter, min(TRY_LEVELS, len(forecast.gains) - 1)), State.TRIED
             elif cheap:
-                pick = Pick(one.drafter, len(one.gains) - 1)
+                pick = Pick(forecast.drafter, len(forecast.gains) - 1)
             elif pick is None and state is State.TRIED:
-                pick = self._try(now, one)
+                pick = self._try(now, forecast)
             if pick is not None:
-                price = one.price(pick.levels, now.table, now.size, now.rate)
-                most = 1.0 if cheap else one.most_covered(pick.levels, price)
+                price = forecast.price(pick.levels, now.table, now.size, now.rate)
+                most = 1.0 if cheap else forecast.most_covered(pick.levels, price)
                 if state is State.TRIED:
                     most = max(most, TRY_BESIDE)
-                gain = one.finds * one.gains[pick.levels] - price
-                now.planned.append(PlannedDraft(self.names[one.drafter], one.drafter, state, pick, gain, most, cheap))
+                gain = forecast.finds * forecast.gains[pick.levels] - price
+                now.planned.append(
+                    PlannedDraft(self.names[forecast.drafter], forecast.drafter, state, pick, gain, most, cheap)
+                )
         return [self._of_sequence(now, sequence) for sequence in now.batch]
 
     def _forecast(self, now: _Now, drafter: int) -> Forecast:
@@ -269,16 +271,16 @@ class AutoController(Controller):
         remaining = max(signal.remaining for signal in now.signals) - 1
         width = self.acceptance.sources[drafter].width
         depth = max(min(self.max_depth, self.max_nodes, remaining), 0)
-        levels = [[self.acceptance.level(one.own, drafter, b) for b in range(BUCKETS)] for one in now.batch]
+        levels = [[self.acceptance.level(sequence.own, drafter, b) for b in range(BUCKETS)] for sequence in now.batch]
         line, finds = self.costs.line(self.names[drafter], now.size), self.acceptance.sources[drafter].finds
-        found = gains(levels, 1, depth, DEPTH_BUCKET)
+        expected = gains(levels, 1, depth, DEPTH_BUCKET)
         reading = self._reading[drafter] * self._unread(now, drafter)
         share = reading / max(sum(signal.remaining for signal in now.signals), 1)  # of it that each token bears
         return Forecast(
             drafter,
-            found,
+            expected,
             gains(levels, RIVAL, depth, DEPTH_BUCKET),
-            [0.0, *(line.at(level) + share * (now.size + found[level]) for level in range(1, depth + 1))],
+            [0.0, *(line.at(level) + share * (now.size + expected[level]) for level in range(1, depth + 1))],
             finds,
             width,
             self._beside[drafter],
@@ -304,51 +306,51 @@ class AutoController(Controller):
             now.probed = took
             now.table = self.costs.table(now.size, now.context, last, hopeful=True)
 
-    def _try(self, now: _Now, one: Forecast) -> Pick | None:
+    def _try(self, now: _Now, forecast: Forecast) -> Pick | None:
         """A short draft by a drafter that does not seem to pay, if the ledger bears the loss of all of it."""
-        levels = min(TRY_LEVELS, len(one.gains) - 1)
+        levels = min(TRY_LEVELS, len(forecast.gains) - 1)
         if levels < 1:
             return None
         rows = min(now.size * (1 + levels), len(now.table) - 1)
-        loss = one.seconds[levels] + one.reading + now.table[rows] - now.plain
-        return Pick(one.drafter, levels) if self.ledger.affords(loss) else None
+        loss = forecast.seconds[levels] + forecast.reading + now.table[rows] - now.plain
+        return Pick(forecast.drafter, levels) if self.ledger.affords(loss) else None
 
     def _of_sequence(self, now: _Now, sequence: _Sequence) -> list[Budget]:
         """Its budgets, with a stopper each for drafters that call `go_on` before every level."""
-        found = [NO_BUDGET] * len(self.names)
+        budgets = [NO_BUDGET] * len(self.names)
         sequence.stoppers, sequence.gaps = {}, {}
-        off = {one.drafter for one in now.planned if one.state is State.OFF}
-        for one in now.planned:
-            drafter = one.drafter
-            levels = self._most_levels(one)
+        off = {draft.drafter for draft in now.planned if draft.state is State.OFF}
+        for draft in now.planned:
+            drafter = draft.drafter
+            levels = self._most_levels(draft)
             width = self.acceptance.sources[drafter].width
-            prices = self._prices(now, one, levels)
+            prices = self._prices(now, draft, levels)
             stopper = sequence.stoppers[drafter] = Stopper(self.acceptance, sequence.own, drafter, prices)
             nodes = min(self.max_nodes, levels if width < 1.1 else int(2 * width * levels) + 1)
-            gap = sequence.gaps[drafter] = Gap(self.acceptance, sequence.own, drafter, one.most, off)
-            needed = gap if one.most < 1.0 else always_needed
-            found[drafter] = Budget(nodes, min(levels, nodes), stopper, needed)
-        return found
+            gap = sequence.gaps[drafter] = Gap(self.acceptance, sequence.own, drafter, draft.most, off)
+            needed = gap if draft.most < 1.0 else always_needed
+            budgets[drafter] = Budget(nodes, min(levels, nodes), stopper, needed)
+        return budgets
 
-    def _most_levels(self, one: PlannedDraft) -> int:
+    def _most_levels(self, draft: PlannedDraft) -> int:
         """Levels that a drafter may draft: more than planned, where the stopper finds that they pay."""
-        levels = one.pick.levels
-        more = 0 if one.cheap else 1 if one.state is not State.ON else levels + 1
+        levels = draft.pick.levels
+        more = 0 if draft.cheap else 1 if draft.state is not State.ON else levels + 1
         return min(levels + more, self.max_depth)
 
-    def _prices(self, now: _Now, one: PlannedDraft, levels: int) -> list[float]:
+    def _prices(self, now: _Now, draft: PlannedDraft, levels: int) -> list[float]:
         """Tokens that the time of each level, from 1 on, brings otherwise: of drafting it and of scoring its row.
 
         A single sequence's rows are known one by one; those of a batch lie anywhere, so that they cost what rows cost
         on average.
         """
         size, table = now.size, now.table
-        last, per_level = len(table) - 1, self.costs.line(one.name, size).per_level / size
+        last, per_level = len(table) - 1, self.costs.line(draft.name, size).per_level / size
         if size > 1:
             rows = min(max(int(now.choice.rows), 2 * size), last)
             return [now.rate * (per_level + (table[rows] - table[rows - size]) / size)] * levels
-        source = self.acceptance.sources[one.drafter]
-        others = now.choice.rows - source.finds * one.pick.levels * source.width if now.choice.picks else 1.0
+        source = self.acceptance.sources[draft.drafter]
+        others = now.choice.rows - source.finds * draft.pick.levels * source.width if now.choice.picks else 1.0
         first = max(int(others), 1)
         at = [table[min(first + round(level * source.width), last)] for level in range(levels + 1)]
         return [now.rate * (per_level + more - less) for less, more in pairwise(at)]
@@ -358,7 +360,7 @@ class AutoController(Controller):
         now = self._now
         if now is None:
             return list(trees)
-        off = {one.drafter for one in now.planned if one.state is State.OFF}
+        off = {draft.drafter for draft in now.planned if draft.state is State.OFF}
         reaches: list[list[float] | None] = []
         chosen = list(trees) if len(now.planned) == 1 else [self._within(tree) for tree in trees]
         for tree, sequence in zip(chosen, now.batch, strict=True):
@@ -410,21 +412,21 @@ class AutoController(Controller):
     def _learn_costs(self, now: _Now, outcome: Outcome) -> None:
         levels: list[int | None] = [None] * len(self.names)
         proposed = [levels_by_source(tree) for tree in outcome.proposed]
-        for one in now.planned:
-            if not _was_asked(outcome, one.drafter) and any(proposed):
+        for draft in now.planned:
+            if not _was_asked(outcome, draft.drafter) and any(proposed):
                 continue
             deepest = proposing = asked = 0
-            for sequence, tree, found in zip(now.batch, outcome.proposed, proposed, strict=True):
-                asked += sequence.gaps[one.drafter](tree)
-                depth = found.get(one.drafter, 0)
+            for sequence, tree, levels_of in zip(now.batch, outcome.proposed, proposed, strict=True):
+                asked += sequence.gaps[draft.drafter](tree)
+                depth = levels_of.get(draft.drafter, 0)
                 proposing += depth > 0
-                stopper = sequence.stoppers.get(one.drafter)
+                stopper = sequence.stoppers.get(draft.drafter)
                 if depth and stopper is not None and stopper.stopped:
                     depth = max(depth, stopper.levels)
                 deepest = max(deepest, depth)
             if asked:
-                source = self.acceptance.sources[one.drafter]
-                levels[one.drafter] = deepest
+                source = self.acceptance.sources[draft.drafter]
+                levels[draft.drafter] = deepest
                 source.finds += 0.05 * (min(proposing / asked, 1.0) - source.finds)
         self.costs.observe(now.size, now.context, outcome.times, self.names, levels)
 
@@ -441,11 +443,11 @@ class AutoController(Controller):
 
     def _learn_beside(self, now: _Now, outcome: Outcome) -> None:
         """What earlier drafters left to those behind them."""
-        for one in now.planned[1:]:
+        for draft in now.planned[1:]:
             for sequence, tree in zip(now.batch, outcome.proposed, strict=True):
-                covered = sequence.gaps[one.drafter].covered(tree)
-                asked = covered is None or covered <= one.most
-                self._beside[one.drafter] = self._beside[one.drafter].moved(covered, 0.05 / now.size, asked=asked)
+                covered = sequence.gaps[draft.drafter].covered(tree)
+                asked = covered is None or covered <= draft.most
+                self._beside[draft.drafter] = self._beside[draft.drafter].moved(covered, 0.05 / now.size, asked=asked)
 
     def _update_trust(self, now: _Now, outcome: Outcome, seconds: float) -> None:
         """Tell each trust what was saved, in plain steps, and charge the ledger with what learning lost."""
@@ -453,21 +455,21 @@ class AutoController(Controller):
         rows = sum(share.scored for share in shares) / steps
         more = now.table[min(now.size + round(rows), len(now.table) - 1)] - now.plain
         per_row = more / rows if rows > 0.0 else 0.0
-        planned = {one.drafter: one for one in now.planned}
+        planned = {draft.drafter: draft for draft in now.planned}
         dues = 0.0
         for drafter, share in enumerate(shares):
-            trust, one = self._trusted(now.size, drafter), planned.get(drafter)
-            if one is None or not (share.scored or share.drafting):
-                trust.skip(steps, known=now.why != "" or one is not None)
+            trust, draft = self._trusted(now.size, drafter), planned.get(drafter)
+            if draft is None or not (share.scored or share.drafting):
+                trust.skip(steps, known=now.why != "" or draft is not None)
                 continue
             saved = share.accepted * price - share.scored * per_row - share.drafting
-            if share.scored or not one.cheap:
+            if share.scored or not draft.cheap:
                 due = self._due(drafter, share.reading, steps)
                 dues += due
                 trust.record((saved - due) / now.plain, steps)
             else:
                 trust.skip(steps, known=True)
-            if one.state is not State.ON or (one.cheap and not share.scored):
+            if draft.state is not State.ON or (draft.cheap and not share.scored):
                 self.ledger.spend(max(-saved, 0.0))
         everything = self._trusted(now.size, DRAFTING)
         if rows:
@@ -499,7 +501,7 @@ class AutoController(Controller):
         if kept is None:
             return
         try:
-            sources = [Source.restore(one) for one in kept["sources"]]
+            sources = [Source.restore(source) for source in kept["sources"]]
             if len(sources) != len(self.names):
                 raise ValueError("it is for other drafters")
             reading = [float(price) for price in kept["reading"]]

@@ -88,15 +88,15 @@ class Curve:
         """
         points = self.points or {1: 1.0}
         at, high = next(iter(points.items()))
-        found = [high] * (at + 1)
+        prices = [high] * (at + 1)
         for point in sorted({*points, *GRID}) if hopeful else points:
             if at < point <= self.measured:
                 seconds = max(points.get(point, high), high)
-                found += [high + (seconds - high) * i / (point - at) for i in range(1, point - at + 1)]
+                prices += [high + (seconds - high) * i / (point - at) for i in range(1, point - at + 1)]
                 at, high = point, seconds
-        slope = (high - found[at // 2]) / (at - at // 2) if len(points) > 1 else PRIOR_ROW * high
-        found += [high + slope * i for i in range(1, rows - at + 1)]
-        return found[: rows + 1]
+        slope = (high - prices[at // 2]) / (at - at // 2) if len(points) > 1 else PRIOR_ROW * high
+        prices += [high + slope * i for i in range(1, rows - at + 1)]
+        return prices[: rows + 1]
 
     def at(self, rows: int) -> float:
         """Seconds for so many rows."""
@@ -180,7 +180,7 @@ class DraftLine:
         if self.count >= _NEW:
             seconds = min(seconds, 4.0 * self.at(levels) + _LEAST)
         new = (1.0, levels, levels * levels, seconds, levels * seconds)
-        self._sums = [self._DECAY * old + one for old, one in zip(self._sums, new, strict=True)]
+        self._sums = [self._DECAY * old + more for old, more in zip(self._sums, new, strict=True)]
         n, x, xx, y, xy = self._sums
         spread = n * xx - x * x
         if spread > 1e-3 * n * n:
@@ -216,10 +216,10 @@ class Costs:
 
         Up to `batch` of them are a step without drafts; `hopeful`: see `Curve.table`.
         """
-        found, bucket = self._curve(batch, context).table(rows, hopeful=hopeful), batch_bucket(batch)
+        table, bucket = self._curve(batch, context).table(rows, hopeful=hopeful), batch_bucket(batch)
         plain = self.others.get((bucket, False), 0.0)
         drafted = max(self.others.get((bucket, True), plain), plain)
-        return [seconds + (plain if row <= batch else drafted) for row, seconds in enumerate(found)]
+        return [seconds + (plain if row <= batch else drafted) for row, seconds in enumerate(table)]
 
     def line(self, drafter: str, batch: int = 1) -> DraftLine:
         """A drafter's seconds by levels, or those of the nearest batch size; a count of 0 where it was never timed."""
@@ -250,8 +250,8 @@ class Costs:
         return self.curves[known[0][1]] if known else Curve()
 
     def _own_curve(self, batch: int, context: int) -> Curve:
-        found = self._curve(batch, context)
-        return self.curves.setdefault((batch_bucket(batch), context_bucket(context)), found.copy())
+        curve = self._curve(batch, context)
+        return self.curves.setdefault((batch_bucket(batch), context_bucket(context)), curve.copy())
 
     # Learning
 
@@ -369,7 +369,7 @@ def _seconds(value: Any) -> float:
 
 
 def _points(pairs: Any) -> Curve:
-    found = {int(rows): _seconds(seconds) for rows, seconds in pairs}
-    if not all(rows in GRID and seconds > 0.0 for rows, seconds in found.items()):
+    points = {int(rows): _seconds(seconds) for rows, seconds in pairs}
+    if not all(rows in GRID and seconds > 0.0 for rows, seconds in points.items()):
         raise ValueError(f"{pairs!r} is not a curve")
-    return Curve(found)
+    return Curve(points)

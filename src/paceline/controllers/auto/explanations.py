@@ -34,23 +34,24 @@ def auto_words(
     """
     if remaining <= 1:
         return LAST_TOKEN
-    lines = [_planned_words(one, trusts[one.drafter], stoppers.get(one.drafter)) for one in planned]
-    those = {one.drafter for one in planned}
+    lines = [_planned_words(draft, trusts[draft.drafter], stoppers.get(draft.drafter)) for draft in planned]
+    those = {draft.drafter for draft in planned}
     lines += [_unplanned_words(name, trusts[i]) for i, name in enumerate(names) if i not in those]
     return "\n".join([*lines, *_selection(sizes, bool(planned)), _charged(*rates)])
 
 
-def _planned_words(one: PlannedDraft, trust: Trust, stopper: Stopper | None) -> str:
-    budget = f"a budget of {count(one.pick.levels, 'level')}"
-    gain = f"{one.gain:.2f} tokens beyond the price of its time".replace("-", "\N{MINUS SIGN}")
-    where = f", where those before it are right with a chance of {one.most:.2f} at most" if one.most < 1.0 else ""
-    if one.state is State.OFF:
-        return f"{one.name} drafts only because that costs next to nothing, and is not scored; {next_try(trust)}."
-    if one.cheap:
-        return f"{one.name} has {budget}, since it costs next to nothing{where}; nodes that pay are scored."
-    if one.state is State.TRIED:
-        return f"{one.name} is explored with {budget}{where}: is it faster? By present estimates it would bring {gain}."
-    return f"{one.name} has {budget}{where}: it should bring {gain}.{_stopped(stopper)}"
+def _planned_words(draft: PlannedDraft, trust: Trust, stopper: Stopper | None) -> str:
+    budget = f"a budget of {count(draft.pick.levels, 'level')}"
+    gain = f"{draft.gain:.2f} tokens beyond the price of its time".replace("-", "\N{MINUS SIGN}")
+    where = f", where those before it are right with a chance of {draft.most:.2f} at most" if draft.most < 1.0 else ""
+    if draft.state is State.OFF:
+        return f"{draft.name} drafts only because that costs next to nothing, and is not scored; {next_try(trust)}."
+    if draft.cheap:
+        return f"{draft.name} has {budget}, since it costs next to nothing{where}; nodes that pay are scored."
+    if draft.state is State.TRIED:
+        asked = "is it faster? By present estimates it would bring"
+        return f"{draft.name} is explored with {budget}{where}: {asked} {gain}."
+    return f"{draft.name} has {budget}{where}: it should bring {gain}.{_stopped(stopper)}"
 
 
 def _unplanned_words(name: str, trust: Trust) -> str:

@@ -71,13 +71,13 @@ class FixedController(Controller):
             chosen.append(tree if fits else self._cut(tree, self._own(signal.key)))
         return chosen
 
-    def _cut(self, tree: TokenTree, own: SequenceOdds) -> TokenTree:
+    def _cut(self, tree: TokenTree, odds: SequenceOdds) -> TokenTree:
         """Nodes up to the number. How many drawn ones may stay follows from how many others there are: where they fell
         must not count, so trees with drawn ones come here whatever their size.
         """
         most, sources = self.num_speculative_tokens, enumerate(tree.sources.tolist())
         joined = sum(not self._points.isdisjoint((source, *tree.also.get(node, ()))) for node, source in sources)
-        reach_n = np.asarray(self._acceptance.reach(own, tree))
+        reach_n = np.asarray(self._acceptance.reach(odds, tree))
         return select_nodes(
             tree, most - sum(tree.kinds.tolist()), drawn_nodes=most - min(joined, most // 2), reach_n=reach_n
         )

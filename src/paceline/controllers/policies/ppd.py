@@ -211,17 +211,17 @@ class PPDController(Controller):
         chances = self.acceptance.chances()
         shapes = best_shapes(chances, self.max_nodes, max_depth=self.max_depth)
         table, drafting = self.costs(size, context)
-        found = choose_shape(shapes, table, level_seconds=drafting, size=size)
+        fastest = choose_shape(shapes, table, level_seconds=drafting, size=size)
         self.hopeless = (
-            not found.nodes
+            not fastest.nodes
             and not choose_shape(
                 _certain(min(self.max_depth, self.max_nodes)), table, level_seconds=drafting, size=size
             ).nodes
         )
-        nodes, depth = found[:2] if found.nodes else TRIAL_SIZE
+        nodes, depth = fastest[:2] if fastest.nodes else TRIAL_SIZE
         more = min(nodes + 1, self.max_nodes), min(depth + 1, self.max_depth)
         wide = best_shapes(np.maximum(chances, PRIOR), more[0], max_depth=more[1])
-        return found, shapes.cut(nodes, depth), wide
+        return fastest, shapes.cut(nodes, depth), wide
 
     def costs(self, size: int, context: int) -> tuple[list[float], list[float]]:
         """Seconds of a step apart from drafting by rows, measured up to the largest tree, and of drafting by levels."""

@@ -54,19 +54,19 @@ _CERTAIN: Final = 1e-6
 _FARTHEST: Final = 30.0
 
 
-def features_of(depth: int, confidence: float, reach: float, recent: float, given: object) -> Features:
+def features_of(depth: int, confidence: float, reach: float, recent: float, features: object) -> Features:
     """(f,) what the head sees of a token.
 
     Args:
         depth: from 1 on.
         confidence: the drafter's, of this token; reach: of the path up to it.
         recent: share of this sequence's tokens accepted lately, among those whose fate was seen.
-        given: what the drafter passed beside it: a mapping with numbers of `EXTRAS`, or None.
+        features: what the drafter passed beside it: a mapping with numbers of `EXTRAS`, or None.
     """
-    own = min(max(confidence, _EDGE), 1.0 - _EDGE)
+    clipped = min(max(confidence, _EDGE), 1.0 - _EDGE)
     path = math.log(max(reach, _EDGE))
-    known = (1.0, *(float(given.get(name, 0.0)) for name in EXTRAS)) if isinstance(given, Mapping) else _NOTHING
-    return 1.0, math.log(own / (1.0 - own)), path, math.log(depth), recent - 0.5, *known
+    known = (1.0, *(float(features.get(name, 0.0)) for name in EXTRAS)) if isinstance(features, Mapping) else _NOTHING
+    return 1.0, math.log(clipped / (1.0 - clipped)), path, math.log(depth), recent - 0.5, *known
 
 
 class AcceptHead:
@@ -202,7 +202,7 @@ class SpecDecPPController(StopController[_Recent]):
             memory.share += _RECENT * (accepted - memory.share)
 
     def _why(self, state: PolicyState[_Recent]) -> str:
-        least, most = (min(one, state.length) for one in self.bound)
+        least, most = (min(bound, state.length) for bound in self.bound)
         until = f"until the chance of a rejection exceeds {self.stop_threshold:g}"
         return (
             f"{least} to {count(most, 'level')}, {until}; it has learned from {count(state.memory.head.seen, 'token')}."

@@ -135,8 +135,9 @@ class LearnedCommit(QuotaCommit):
         self.filter: Filter = chosen
         self.threshold = filter_threshold
         if isinstance(self.filter, BlockFilter):
-            size, own = len(setting.first_block()), self.filter.block_length
-            need(own == size, "block_length", f"be {own}, the block length that the filter was trained for", size)
+            size, trained_for = len(setting.first_block()), self.filter.block_length
+            rule = f"be {trained_for}, the block length that the filter was trained for"
+            need(trained_for == size, "block_length", rule, size)
 
     def choose(self, step: Step) -> Ints:
         logits = np.clip(self.filter(step), -700, 700)

@@ -208,5 +208,5 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         self.adapter.truncate(state.adapter_cache, min(state.adapter_cache.length, len(text) - 1))
         if state.known < len(text) - 1:
             missing = text[state.known : -1]
-            states = replayed(self.target, self.drafts, cache, state.known, missing, plan=self._drafting.plan)
+            states = replayed(self.drafts.runner, cache, state.known, missing, plan=self._drafting.plan)
             state.waiting = torch.cat((state.waiting, states))

@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.models import HasMemory, RunsLayers
-from paceline.models.runners import LayerDrafts
+from paceline.models import memory_of
 from paceline.tree import TokenTree
 
 if TYPE_CHECKING:
-    from paceline.models import LayerPlan, Runner, SequenceCache
+    from paceline.models import LayerPlan, Runner, RunsLayers, SequenceCache
 
 CHUNK = 512
 """Tokens of a pass."""
 
 
 def replayed(
-    runner: Runner, drafts: LayerDrafts, cache: SequenceCache, start: int, tokens: Sequence[int], *, plan: LayerPlan
+    runner: RunsLayers, cache: SequenceCache, start: int, tokens: Sequence[int], *, plan: LayerPlan
 ) -> torch.Tensor:
     """The states behind the planned layers after each of a text's tokens.
 
@@ -37,9 +36,6 @@ def replayed(
     copy = runner.fork(cache)
     try:
         runner.truncate(copy, start)
-        if not isinstance(runner, RunsLayers):
-            steps = (drafts.step([copy], [tokens[: i + 1]], plan, states=True)[1] for i in range(len(tokens)))
-            return torch.cat(list(steps))
         return torch.cat([_passed(runner, copy, tokens[i : i + CHUNK], plan) for i in range(0, len(tokens), CHUNK)])
     finally:
         runner.release(copy)
@@ -57,4 +53,5 @@ def has_room(runner: Runner, tokens: int) -> bool:
 
     The copy moves to a run of up to twice its size.
     """
-    return not isinstance(runner, HasMemory) or 3 * runner.memory.blocks_for(tokens) <= runner.memory.spare()
+    memory = memory_of(runner)
+    return memory is None or 3 * memory.blocks_for(tokens) <= memory.spare()

@@ -316,7 +316,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         """Share of the last `context_window` tokens of the text that the target without these sub-layers predicts."""
         text = state.context.tokens
         start = len(text) - 1 - self.window
-        states = replayed(self.target, self.drafts, state.cache, start, text[start:-1], plan=plan_of(skipped))
+        states = replayed(self.drafts.runner, state.cache, start, text[start:-1], plan=plan_of(skipped))
         drafted = self.drafts.best(states)
         return sum(mine == token for mine, token in zip(drafted, text[start + 1 :], strict=True)) / len(drafted)
 

@@ -64,10 +64,10 @@ def _by_block(
 ) -> AttentionView:
     keys = np.concatenate([read, slots])
     order = np.argsort(keys, kind="stable")
-    blocks, own = keys[order] // block_length, slots // block_length
+    blocks, query_blocks = keys[order] // block_length, slots // block_length
     groups = []
-    for block in np.unique(own):
-        rows = np.flatnonzero(own == block)
+    for block in np.unique(query_blocks):
+        rows = np.flatnonzero(query_blocks == block)
         rows = rows[np.argsort(slots[rows], kind="stable")]
         groups.append(QueryGroup(torch.from_numpy(rows).to(device), int(np.searchsorted(blocks, block, side="right"))))
     return AttentionView(stored, torch.from_numpy(order).to(device), tuple(groups))

@@ -30,7 +30,7 @@ Given = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _WindowKind:
+class _PrefixMasks:
     """Of one window kind: slots of the prefix (b, c, CHUNK), masks of prefix and inputs (b * c or b, 1, 1 or n * g,
     keys).
     """
@@ -45,21 +45,23 @@ class ChunkedPrefixStep:
 
     Args:
         layers: the arena's keys and values, (slots, 2 h, d) each.
-        given: write (b * n,), lengths (b,), depths (b, m), sees (b, n, m), positions (b, n), tables (b, slots / BLOCK),
-            int64.
+        buffers: write (b * n,), lengths (b,), depths (b, m), sees (b, n, m), positions (b, n), tables
+            (b, slots / BLOCK), int64.
         dtype: of the masks, the model's.
     """
 
-    def __init__(self, shape: AttentionShape, layers: Sequence[torch.Tensor], given: Given, dtype: torch.dtype) -> None:
-        self._shape, self._layers, self._write = shape, layers, given["write"]
+    def __init__(
+        self, shape: AttentionShape, layers: Sequence[torch.Tensor], buffers: Given, dtype: torch.dtype
+    ) -> None:
+        self._shape, self._layers, self._write = shape, layers, buffers["write"]
         within = torch.arange(BLOCK, device=self._write.device)
-        slots = (given["tables"].unsqueeze(-1) * BLOCK + within).flatten(1)
-        own = given["lengths"].unsqueeze(1) + torch.arange(given["sees"].shape[2], device=slots.device)
-        self._inputs = slots.gather(1, own.clamp_max(slots.shape[1] - 1))
-        self._kinds = [self._kind(given, slots, window, dtype) for window in shape.windows]
+        slots = (buffers["tables"].unsqueeze(-1) * BLOCK + within).flatten(1)
+        pending = buffers["lengths"].unsqueeze(1) + torch.arange(buffers["sees"].shape[2], device=slots.device)
+        self._inputs = slots.gather(1, pending.clamp_max(slots.shape[1] - 1))
+        self._kinds = [self._kind(buffers, slots, window, dtype) for window in shape.windows]
 
-    def _kind(self, given: Given, slots: torch.Tensor, window: int | None, dtype: torch.dtype) -> _WindowKind:
-        lengths, positions = given["lengths"], given["positions"]
+    def _kind(self, buffers: Given, slots: torch.Tensor, window: int | None, dtype: torch.dtype) -> _PrefixMasks:
+        lengths, positions = buffers["lengths"], buffers["positions"]
         batch, whole = len(slots), slots.shape[1] // CHUNK
         count = whole if window is None else min(whole, -(-window // CHUNK) + 1)
         first = (
@@ -68,14 +70,14 @@ class ChunkedPrefixStep:
         chunks = first.unsqueeze(1) + torch.arange(count, device=slots.device)
         keys = chunks.unsqueeze(-1) * CHUNK + torch.arange(CHUNK, device=slots.device)
         seen = (keys < lengths.view(-1, 1, 1)).unsqueeze(2)
-        own = given["sees"].bool()
+        tree = buffers["sees"].bool()
         if window is not None:
             seen = seen & (keys.unsqueeze(2) > positions.view(batch, 1, -1, 1) - window)
-            own = own & ((lengths.unsqueeze(1) + given["depths"]).unsqueeze(1) > positions.unsqueeze(2) - window)
-        return _WindowKind(
+            tree = tree & ((lengths.unsqueeze(1) + buffers["depths"]).unsqueeze(1) > positions.unsqueeze(2) - window)
+        return _PrefixMasks(
             slots.view(batch, whole, CHUNK).gather(1, chunks.unsqueeze(-1).expand(-1, -1, CHUNK)),
             self._mask(seen.flatten(0, 1), dtype),
-            self._mask(own, dtype),
+            self._mask(tree, dtype),
         )
 
     def _mask(self, seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -84,7 +86,7 @@ class ChunkedPrefixStep:
         return (mask if mask.shape[1] == 1 else mask.repeat_interleave(self._shape.groups, 1)).unsqueeze(1)
 
     def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """See `models.attention.tree_attention.Step`; rows are b * n, sequence by sequence."""
+        """See `models.attention.tree_attention.AttentionStep`; rows are b * n, sequence by sequence."""
         shape, cached, kind = self._shape, self._layers[layer], self._kinds[self._shape.kind_of[layer]]
         cached.index_copy_(0, self._write, qkv[:, shape.heads :])
         batch, count, _ = kind.slots.shape
@@ -93,8 +95,8 @@ class ChunkedPrefixStep:
         outs, sums = prefix_attention(many, *self._read(cached, kind.slots.flatten(0, 1)), kind.prefix, shape)
         tree = by_definition(queries, *self._read(cached, self._inputs), kind.inputs, shape)
         parts = [
-            (out, own)
-            for out, own in zip(*(x.unflatten(0, (batch, count)).unbind(1) for x in (outs, sums)), strict=True)
+            (out, weight_sums)
+            for out, weight_sums in zip(*(x.unflatten(0, (batch, count)).unbind(1) for x in (outs, sums)), strict=True)
         ]
         if sinks is not None:  # a part without values
             parts.append((torch.zeros_like(parts[0][0]), sinks_of_rows(sinks, queries.shape[2]).expand_as(tree[1])))
@@ -127,7 +129,7 @@ class PaddedStep:
         self.write_r, self.read_bs, self.masks = write_r, read_bs, list(masks)
 
     def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Step`; rows are b * n, sequence by sequence."""
+        """See `AttentionStep`; rows are b * n, sequence by sequence."""
         shape, cached = self._shape, self._layers[layer]
         batch, slots = self.read_bs.shape
         heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
@@ -141,10 +143,10 @@ class PaddedStep:
 
 
 def padded_masks(
-    given: dict[str, torch.Tensor], shape: AttentionShape, slots: int, dtype: torch.dtype
+    buffers: dict[str, torch.Tensor], shape: AttentionShape, slots: int, dtype: torch.dtype
 ) -> list[torch.Tensor]:
     """Additive masks (b, 1, n * g, s), one per window kind, from the uploaded lengths, depths and visibility."""
-    lengths, depths, sees, positions = (given[name] for name in ("lengths", "depths", "sees", "positions"))
+    lengths, depths, sees, positions = (buffers[name] for name in ("lengths", "depths", "sees", "positions"))
     batch, rows, inputs = sees.shape
     slot = torch.arange(slots, device=lengths.device)
     behind = slot - lengths.unsqueeze(1)

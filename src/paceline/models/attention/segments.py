@@ -14,49 +14,63 @@ from paceline.models.state.window_slots import BLOCK
 from paceline.tree import EMPTY_TREE, TokenTree
 
 
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """Where the inputs of a tree stand and what they see, root included.
+
+    Attributes:
+        depths: (slots,) position of each input behind the committed length.
+        sees: (slots, slots) bool, which inputs an input attends to, itself included.
+    """
+
+    depths: np.ndarray[tuple[int], np.dtype[np.int64]]
+    sees: np.ndarray[tuple[int, int], np.dtype[np.bool_]]
+
+    def until(self, stop: int) -> TreeShape:
+        """Of the first `stop` inputs."""
+        return TreeShape(self.depths[:stop], self.sees[:stop, :stop])
+
+
 @dataclass(slots=True)
 class Segment:
     """One sequence's part of a pass.
 
     Attributes:
-        cache: committed tokens, `length` of them, with room for `inputs` more.
-        inputs: size of the pending input (root and nodes, or a chunk); input i lives in the slot of position length +
-            i.
+        cache: committed tokens, `length` of them, with room for `slots` more.
+        slots: how many the pending root and nodes take, or the chunk; input i lives in that of position length + i.
         done: the first `done` inputs are in their slots already; rows are fed for the rest.
-        depths: (inputs,) position of each input behind the committed length; None for a chain.
-        sees: (inputs, inputs) bool, which inputs an input attends to, itself included; None for a chain.
+        tree: of inputs that branch; None for a chain.
     """
 
     cache: NativeCache
-    inputs: int
+    slots: int
     done: int = 0
-    depths: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
-    sees: np.ndarray[tuple[int, int], np.dtype[np.bool_]] | None = None
+    tree: TreeShape | None = None
 
     @property
     def rows(self) -> int:
-        return self.inputs - self.done
+        return self.slots - self.done
 
     def positions(self) -> range | list[int]:
         """Positions of the fed rows."""
         length = self.cache.length
-        if self.depths is None:
-            return range(length + self.done, length + self.inputs)
-        return (self.depths[self.done :] + length).tolist()  # type: ignore[no-any-return]  # numpy types tolist as Any
+        if self.tree is None:
+            return range(length + self.done, length + self.slots)
+        return (self.tree.depths[self.done :] + length).tolist()  # type: ignore[no-any-return]  # numpy types tolist as Any
 
 
 def reach(segment: Segment) -> int:
     """Number of positions from 0 to the deepest fed row."""
-    depth = segment.inputs - 1 if segment.depths is None else int(segment.depths.max())
+    depth = segment.slots - 1 if segment.tree is None else int(segment.tree.depths.max())
     return segment.cache.length + depth + 1
 
 
 def span(segment: Segment, window: int | None) -> tuple[int, int]:
     """Positions [start, stop) that the fed rows may see, on block borders."""
-    stop = -(-(segment.cache.length + segment.inputs) // BLOCK) * BLOCK
+    stop = -(-(segment.cache.length + segment.slots) // BLOCK) * BLOCK
     if window is None:
         return 0, stop
-    first = segment.cache.length + (segment.done if segment.depths is None else 0)
+    first = segment.cache.length + (segment.done if segment.tree is None else 0)
     start = max(0, first - window + 1) // BLOCK * BLOCK
     return min(start, segment.cache.length // BLOCK * BLOCK), stop
 
@@ -78,18 +92,18 @@ def tree_segment(cache: NativeCache, tree: TokenTree, done: int) -> Segment:
     """A root with its tree, `done` of whose inputs are in scratch already."""
     if tree is EMPTY_TREE:
         return Segment(cache, 1)
-    inputs = 1 + len(tree)
+    slots = 1 + len(tree)
     if tree.is_chain:
-        return Segment(cache, inputs, done)
-    sees = np.zeros((inputs, inputs), np.bool_)
+        return Segment(cache, slots, done)
+    sees = np.zeros((slots, slots), np.bool_)
     sees[:, 0] = True
     sees[1:, 1:] = tree.ancestor_mask()
-    return Segment(cache, inputs, done, np.concatenate([[0], tree.depths]).astype(np.int64), sees)
+    return Segment(cache, slots, done, TreeShape(np.concatenate([[0], tree.depths]).astype(np.int64), sees))
 
 
 def fed_tokens(roots: Sequence[int], trees: Sequence[TokenTree], segments: Sequence[Segment]) -> Sequence[int]:
     """The tokens that are fed, sequence by sequence."""
-    if len(roots) == 1 and segments[0].inputs == 1:
+    if len(roots) == 1 and segments[0].slots == 1:
         return roots
     tokens: list[int] = []
     for root, tree, segment in zip(roots, trees, segments, strict=True):
@@ -99,10 +113,10 @@ def fed_tokens(roots: Sequence[int], trees: Sequence[TokenTree], segments: Seque
 
 def offsets(segments: Sequence[Segment]) -> tuple[int, ...]:
     """Row offsets, as in `Scores.rows`."""
-    found = [0]
+    starts = [0]
     for segment in segments:
-        found.append(found[-1] + segment.rows)
-    return tuple(found)
+        starts.append(starts[-1] + segment.rows)
+    return tuple(starts)
 
 
 def run_lengths(segments: Sequence[Segment], chunked: bool) -> list[tuple[int, int]]:
@@ -110,13 +124,13 @@ def run_lengths(segments: Sequence[Segment], chunked: bool) -> list[tuple[int, i
 
     Where no prompt was announced, a chunk is one with all that is before it.
     """
-    found = []
+    runs_of_all = []
     for segment in segments:
         cache = segment.cache
-        prompt = cache.prompt_length or (cache.length + segment.inputs if chunked else 0)
+        prompt = cache.prompt_length or (cache.length + segment.slots if chunked else 0)
         runs = groupby(max(prompt, position + 1) for position in segment.positions())
-        found += [(len(list(rows)), length) for length, rows in runs]
-    return found
+        runs_of_all += [(len(list(rows)), length) for length, rows in runs]
+    return runs_of_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +148,11 @@ def split_into_passes(segments: Sequence[Segment], most: int) -> list[list[Segme
     room = most
     for segment in segments:
         at = segment.done
-        while at < segment.inputs:
+        while at < segment.slots:
             if room == 0:
                 passes.append([])
                 room = most
-            stop = min(segment.inputs, at + room)
+            stop = min(segment.slots, at + room)
             passes[-1].append(SegmentPart(segment, at, stop))
             room -= stop - at
             at = stop

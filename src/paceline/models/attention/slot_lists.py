@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.models.attention.segments import SegmentPart
+from paceline.models.attention.segments import SegmentPart, TreeShape
 from paceline.models.cpu.pages import address
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
@@ -20,20 +20,20 @@ class SlotLists:
 
     Attributes:
         start: address of the list of all slots in order.
-        near_start: the same of the slots in layers with a window that give back keys.
+        windowed_start: the same of the slots in layers with a window that give back keys.
     """
 
     def __init__(self, arena: Arena) -> None:
         self._arena, self._version = arena, -1
         self._straight: Ints = np.zeros(0, np.int64)
-        self.start = self.near_start = 0
+        self.start = self.windowed_start = 0
 
     def refresh(self) -> None:
         """Follow the arena's growth."""
         if self._version != self._arena.version:
             self._straight = np.minimum(np.arange(self._arena.slots + SPARE), self._arena.slots - 1)
-            if self._arena.near is not None:
-                self.near_start = address(self._arena.near.slots)
+            if self._arena.windowed is not None:
+                self.windowed_start = address(self._arena.windowed.slots)
             self.start, self._version = address(self._straight), self._arena.version
 
     def of(self, cache: NativeCache, stop: int, kept: list[Ints]) -> tuple[Ints, int]:
@@ -41,24 +41,24 @@ class SlotLists:
         self.refresh()
         if cache.base >= 0:
             return self._straight[cache.base :], self.start + 8 * cache.base
-        own = np.concatenate((cache.slot_index(0, stop), np.zeros(SPARE, np.int64)))
-        kept.append(own)
-        return own, address(own)
+        copied = np.concatenate((cache.slot_index(0, stop), np.zeros(SPARE, np.int64)))
+        kept.append(copied)
+        return copied, address(copied)
 
-    def near(self, near: WindowSlots, cache: NativeCache, slots: Ints, kept: list[Ints]) -> tuple[Ints, int]:
+    def windowed(self, windowed: WindowSlots, cache: NativeCache, slots: Ints, kept: list[Ints]) -> tuple[Ints, int]:
         """The same in layers with a window that give back keys, for what `of` has found."""
         if cache.base >= 0:
-            return near.slots[cache.base :], self.near_start + 8 * cache.base
-        own = near.slots[slots]
-        kept.append(own)
-        return own, address(own)
+            return windowed.slots[cache.base :], self.windowed_start + 8 * cache.base
+        windowed_slots = windowed.slots[slots]
+        kept.append(windowed_slots)
+        return windowed_slots, address(windowed_slots)
 
 
 def fill(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
     """Fill (rows, 4) with address and count of the shared list and of the own list, for one kind of window."""
     segment, length, start = part.segment, part.segment.cache.length, slots[1]
-    if segment.sees is not None:
-        _fill_tree(part, window, slots, out, kept)
+    if segment.tree is not None:
+        _fill_tree(part, segment.tree, window, slots, out=out, kept=kept)
         return
     shared = length + part.first
     if window is None:
@@ -67,16 +67,15 @@ def fill(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: In
     rows = []
     for stop in range(shared + 1, length + part.stop + 1):
         low = max(0, stop - window)
-        own = max(shared, low)
-        rows.append((start + 8 * low, own - low, start + 8 * own, stop - own))
+        behind = max(shared, low)
+        rows.append((start + 8 * low, behind - low, start + 8 * behind, stop - behind))
     out[:] = rows
 
 
-def _fill_tree(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
-    segment, length = part.segment, part.segment.cache.length
-    assert segment.sees is not None
-    assert segment.depths is not None
-    sees, depths = segment.sees[part.first : part.stop], segment.depths
+def _fill_tree(
+    part: SegmentPart, tree: TreeShape, window: int | None, slots: tuple[Ints, int], *, out: Ints, kept: list[Ints]
+) -> None:
+    length, sees, depths = part.segment.cache.length, tree.sees[part.first : part.stop], tree.depths
     low = np.zeros(len(sees), np.int64)
     if window is not None:
         first = length + depths[part.first : part.stop] - window + 1
@@ -84,7 +83,7 @@ def _fill_tree(part: SegmentPart, window: int | None, slots: tuple[Ints, int], o
         sees = sees & (length + depths >= first[:, None])
     _, column = np.nonzero(sees)
     counts = sees.sum(1)
-    own = np.concatenate((slots[0][length + column], np.zeros(SPARE, np.int64)))
-    kept.append(own)
+    visible = np.concatenate((slots[0][length + column], np.zeros(SPARE, np.int64)))
+    kept.append(visible)
     out[:, 0], out[:, 1] = slots[1] + 8 * low, length - low
-    out[:, 2], out[:, 3] = address(own) + 8 * (np.cumsum(counts) - counts), counts
+    out[:, 2], out[:, 3] = address(visible) + 8 * (np.cumsum(counts) - counts), counts

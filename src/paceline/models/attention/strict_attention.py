@@ -63,7 +63,7 @@ class ChunkSlots:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class KeyPiece:
     """Slots of the last part that are summed in one product.
 
     `within` (n, count) is 1 where the position belongs to the piece.
@@ -81,7 +81,7 @@ class RowGroup:
     rows: list[int]
     chunks: list[ChunkSlots]
     tail: ChunkSlots
-    pieces: list[Piece]
+    pieces: list[KeyPiece]
 
 
 def plan_chunks(segment: Segment, window: int | None) -> list[RowGroup]:
@@ -94,32 +94,32 @@ class ChunkPlanner:
 
     def __init__(self, segment: Segment, window: int | None) -> None:
         self.segment, self.window = segment, window
-        self.length, self.inputs, self.done = segment.cache.length, segment.inputs, segment.done
-        depths = np.arange(self.inputs) if segment.depths is None else segment.depths
+        self.length, self.slots, self.done = segment.cache.length, segment.slots, segment.done
+        depths = np.arange(self.slots) if segment.tree is None else segment.tree.depths
         self.positions: Index = self.length + depths
-        self.sees: Bools = np.tri(self.inputs, dtype=np.bool_) if segment.sees is None else segment.sees
+        self.sees: Bools = np.tri(self.slots, dtype=np.bool_) if segment.tree is None else segment.tree.sees
 
     def groups(self) -> list[RowGroup]:
         at = self.positions[self.done :]
-        everyone = list(range(self.done, self.inputs))
-        found = []
+        everyone = list(range(self.done, self.slots))
+        groups = []
         for k in sorted(set((at // CHUNK).tolist())):
             rows = [i for i in everyone if self.positions[i] // CHUNK == k]
-            if self.segment.sees is None or k * CHUNK <= self.length:
-                found.append(self._shared(rows, k))
+            if self.segment.tree is None or k * CHUNK <= self.length:
+                groups.append(self._shared(rows, k))
             else:
-                found.extend(self._alone(row, k) for row in rows)
-        return found
+                groups.extend(self._alone(row, k) for row in rows)
+        return groups
 
     def _shared(self, rows: list[int], k: int) -> RowGroup:
         """Rows that see chunks 0 .. k - 1, whose slots are in the order of positions, and some of all slots behind."""
-        stop = -(-(self.length + self.inputs) // BLOCK) * BLOCK
+        stop = -(-(self.length + self.slots) // BLOCK) * BLOCK
         begin = k * CHUNK
         keys = np.full(stop - begin, -1)
         known = max(self.length - begin, 0)
         keys[:known] = np.arange(begin, begin + known)
         skipped = max(begin - self.length, 0)
-        nodes = np.arange(skipped, self.inputs)
+        nodes = np.arange(skipped, self.slots)
         keys[known : known + len(nodes)] = self.positions[nodes]
         seen = np.zeros((len(rows), stop - begin), np.bool_)
         seen[:, :known] = True
@@ -135,13 +135,13 @@ class ChunkPlanner:
     def _alone(self, row: int, k: int) -> RowGroup:
         """One row with all its keys gathered in the order of its path."""
         ancestors = np.flatnonzero(self.sees[row])
-        slots = self.segment.cache.slots_of_kind(0, self.length + self.inputs, self.window)
+        slots = self.segment.cache.slots_of_kind(0, self.length + self.slots, self.window)
         slots = np.concatenate([slots[: self.length], slots[self.length + ancestors]])
         stop = -(-len(slots) // BLOCK) * BLOCK
         keys = np.arange(k * CHUNK, stop)
         keys[len(slots) - k * CHUNK :] = -1
         slots = np.concatenate([slots, np.full(stop - len(slots), slots[-1])])
-        pieces = [Piece(at, min(PIECE, len(keys) - at)) for at in range(0, len(keys), PIECE)]
+        pieces = [KeyPiece(at, min(PIECE, len(keys) - at)) for at in range(0, len(keys), PIECE)]
         return RowGroup([row - self.done], *self._parts([row], k, slots, keys, (keys >= 0)[None]), pieces)
 
     def _parts(
@@ -173,33 +173,33 @@ class ChunkPlanner:
             mask = torch.zeros(seen.shape).masked_fill_(torch.from_numpy(~seen), FAR)
         if slots is None:
             return ChunkSlots(self.segment.cache.base + start, count, None, mask)
-        own = slots[start : start + count]
-        adjacent = bool((np.diff(own) == 1).all())
-        return ChunkSlots(int(own[0]), count, None if adjacent else torch.from_numpy(own), mask)
+        part_slots = slots[start : start + count]
+        adjacent = bool((np.diff(part_slots) == 1).all())
+        return ChunkSlots(int(part_slots[0]), count, None if adjacent else torch.from_numpy(part_slots), mask)
 
-    def pieces(self, begin: int, keys: Index, rows: Sequence[int]) -> list[Piece]:
+    def pieces(self, begin: int, keys: Index, rows: Sequence[int]) -> list[KeyPiece]:
         """Slots of [lo, lo + PIECE) for each border lo: by number if they are in order, all slots of nodes with a
         factor if not.
         """
-        if self.segment.sees is None or self.positions.max() // PIECE == self.length // PIECE:
+        if self.segment.tree is None or self.positions.max() // PIECE == self.length // PIECE:
             edges = [*range(0, len(keys), PIECE)]
-            if self.segment.sees is not None:
+            if self.segment.tree is not None:
                 edges = edges[: (self.length - begin) // PIECE + 1]
-            return [Piece(a, (edges[i + 1] if i + 1 < len(edges) else len(keys)) - a) for i, a in enumerate(edges)]
+            return [KeyPiece(a, (edges[i + 1] if i + 1 < len(edges) else len(keys)) - a) for i, a in enumerate(edges)]
         return self._pieces_of_tree(begin, keys, rows)
 
-    def _pieces_of_tree(self, begin: int, keys: Index, rows: Sequence[int]) -> list[Piece]:
+    def _pieces_of_tree(self, begin: int, keys: Index, rows: Sequence[int]) -> list[KeyPiece]:
         pieces, known = [], self.length - begin
         last = int(self.positions[list(rows)].max()) - begin
         for lo in range(0, last + 1, PIECE):
             if lo + PIECE <= known:
-                pieces.append(Piece(lo, PIECE))
+                pieces.append(KeyPiece(lo, PIECE))
                 continue
             start = min(lo, known)
-            own = keys[start:]
-            inside = (own >= begin + lo) & (own < begin + lo + PIECE)
-            within = torch.from_numpy(inside.astype(np.float32)).expand(len(rows), len(own))
-            pieces.append(Piece(start, len(own), within))
+            part_keys = keys[start:]
+            inside = (part_keys >= begin + lo) & (part_keys < begin + lo + PIECE)
+            within = torch.from_numpy(inside.astype(np.float32)).expand(len(rows), len(part_keys))
+            pieces.append(KeyPiece(start, len(part_keys), within))
         return pieces
 
 
@@ -210,7 +210,7 @@ ONES = 16
 """Columns of ones that sum the weights: with one column, some shapes take a dot product with another order."""
 
 
-class Workspace:
+class StrictWorkspace:
     """Float32 room for one chunk of keys and values; grows on demand, shared by all passes of a model."""
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ class StrictAttention:
 
     __slots__ = ("_count", "_plans", "_shape", "_work")
 
-    def __init__(self, shape: AttentionShape, work: Workspace, segment: Segment) -> None:
+    def __init__(self, shape: AttentionShape, work: StrictWorkspace, segment: Segment) -> None:
         self._shape, self._work, self._count = shape, work, segment.rows
         self._plans = [plan_chunks(segment, window) for window in shape.windows]
 
@@ -265,8 +265,8 @@ class StrictAttention:
             return self._group(groups[0], queries, cached, sinks).to(qkv.dtype).view(n, -1)
         out = torch.empty(n, shape.heads * shape.head_dim, dtype=qkv.dtype, device=qkv.device)
         for group in groups:
-            found = self._group(group, queries[:, group.rows], cached, sinks)
-            out[group.rows] = found.to(qkv.dtype).view(len(group.rows), -1)
+            group_out = self._group(group, queries[:, group.rows], cached, sinks)
+            out[group.rows] = group_out.to(qkv.dtype).view(len(group.rows), -1)
         return out
 
     def _group(
@@ -329,12 +329,12 @@ class StrictAttention:
         weights = scores.sub_(torch.amax(scores, -1, keepdim=True, out=most)).exp_()
         out, total = q.new_zeros(q.shape), q.new_zeros(len(q), q.shape[1], ONES)
         for piece in group.pieces:
-            own = weights.narrow(2, piece.start, piece.count)
+            part_weights = weights.narrow(2, piece.start, piece.count)
             if piece.within is not None:
-                own = own.clone()
-                self._by_row(own, piece.within).mul_(piece.within.unsqueeze(1))
-            out.baddbmm_(own, values.narrow(1, piece.start, piece.count))
-            total.baddbmm_(own, self._work.ones(len(q), piece.count))
+                part_weights = part_weights.clone()
+                self._by_row(part_weights, piece.within).mul_(piece.within.unsqueeze(1))
+            out.baddbmm_(part_weights, values.narrow(1, piece.start, piece.count))
+            total.baddbmm_(part_weights, self._work.ones(len(q), piece.count))
         total = total.narrow(2, 0, 1)
         torch.reciprocal(total, out=top)
         return out.div_(total)

@@ -1,7 +1,7 @@
 """Who attends to whom in one forward pass, and the attention itself.
 
-A `Step` writes the new keys and values of the fed tokens (a prompt chunk, or a root with its tree) into the cache and
-returns the attention output. Masks are built once a step and window kind, shared by layers.
+An `AttentionStep` writes the new keys and values of the fed tokens (a prompt chunk, or a root with its tree) into the
+cache and returns the attention output. Masks are built once a step and window kind, shared by layers.
 
 Axes: r = rows fed in this pass, n = rows of one sequence, s = cache slots seen, g = query heads per kv head, h = kv
 heads, d = head dim. Query heads come ordered (g, h): the heads of all groups for kv head order, so that (r, g * h, d)
@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from paceline.models.attention.segments import Segment, reach, span
-from paceline.models.attention.strict_attention import StrictAttention, Workspace, sinks_of_rows
+from paceline.models.attention.strict_attention import StrictAttention, StrictWorkspace, sinks_of_rows
 from paceline.models.spec import AttentionShape
 from paceline.models.state.cache import Views
 
@@ -41,7 +41,7 @@ rows fill it up to 4, so that a row has the same bits whatever number of rows is
 """
 
 
-class Step(Protocol):
+class AttentionStep(Protocol):
     """The attention of one forward pass."""
 
     def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
@@ -62,7 +62,7 @@ class Masks:
 
     def __init__(self, dtype: torch.dtype, device: torch.device, *, row_invariant: bool = False) -> None:
         self.dtype, self.device, self.row_invariant = dtype, device, row_invariant
-        self.work = Workspace()
+        self.work = StrictWorkspace()
         self._row = torch.empty(0, dtype=dtype, device=device)
         self._chain = torch.empty(0, 0, dtype=dtype, device=device)
 
@@ -87,24 +87,24 @@ class Masks:
 
     def build(self, segment: Segment, start: int, stop: int, window: int | None) -> torch.Tensor:
         """(n, stop - start): what each fed row sees of the positions start .. stop - 1."""
-        length, inputs, done = segment.cache.length, segment.inputs, segment.done
+        length, slots, done = segment.cache.length, segment.slots, segment.done
         mask = torch.full((segment.rows, stop - start), -torch.inf, dtype=self.dtype, device=self.device)
         mask[:, : length - start] = 0
         at = length - start
-        mask[:, at : at + inputs] = self.among_inputs(segment)[done:]
+        mask[:, at : at + slots] = self.among_inputs(segment)[done:]
         if window is not None and reach(segment) > window:
-            depths = np.arange(inputs) if segment.depths is None else segment.depths
-            keys = np.concatenate([np.arange(start, length), length + depths, np.full(stop - length - inputs, length)])
+            depths = np.arange(slots) if segment.tree is None else segment.tree.depths
+            keys = np.concatenate([np.arange(start, length), length + depths, np.full(stop - length - slots, length)])
             queries = length + depths[done:]
             far = torch.from_numpy(keys[None] <= queries[:, None] - window)
             mask.masked_fill_(far.to(self.device), -torch.inf)
         return mask
 
     def among_inputs(self, segment: Segment) -> torch.Tensor:
-        if segment.sees is None:
-            return self.chain(segment.inputs)
-        block = torch.full(segment.sees.shape, -torch.inf, dtype=self.dtype, device=self.device)
-        return block.masked_fill_(torch.from_numpy(segment.sees).to(self.device), 0.0)
+        if segment.tree is None:
+            return self.chain(segment.slots)
+        block = torch.full(segment.tree.sees.shape, -torch.inf, dtype=self.dtype, device=self.device)
+        return block.masked_fill_(torch.from_numpy(segment.tree.sees).to(self.device), 0.0)
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class _Slots:
 
 
 @dataclass(slots=True)
-class _WindowKind:
+class _WindowMask:
     """Mask of one window kind, where its keys are read, and views of them that are at hand."""
 
     mask: torch.Tensor
@@ -149,24 +149,24 @@ class SequenceStep:
         at = cache.length + segment.done
         self._write = [_Slots.of(segment, at, at + n, window, masks.device) for window in shape.windows]
         self._strict: StrictAttention | None = None
-        self._kinds: list[_WindowKind] = []
+        self._kinds: list[_WindowMask] = []
         if takes_strict_attention(shape, masks, segment):
             self._strict = StrictAttention(shape, masks.work, segment)
         else:
             self._kinds = [self._kind(masks, segment, window) for window in shape.windows]
 
-    def _kind(self, masks: Masks, segment: Segment, window: int | None) -> _WindowKind:
+    def _kind(self, masks: Masks, segment: Segment, window: int | None) -> _WindowMask:
         start, stop = span(segment, window)
         cache, slots = segment.cache, _Slots.of(segment, start, stop, window, masks.device)
-        kind = _WindowKind(self._mask(masks, segment, start, stop, window), slots)
+        kind = _WindowMask(self._mask(masks, segment, start, stop, window), slots)
         if cache.in_order(window):
             kind.views = cache.views(start, stop)
         return kind
 
     def _mask(self, masks: Masks, segment: Segment, start: int, stop: int, window: int | None) -> torch.Tensor:
-        whole = window is None or segment.cache.length + segment.inputs <= window
-        if self._n == 1 and segment.sees is None and whole:
-            return masks.row(segment.cache.length + segment.inputs - start, stop - start)
+        whole = window is None or segment.cache.length + segment.slots <= window
+        if self._n == 1 and segment.tree is None and whole:
+            return masks.row(segment.cache.length + segment.slots - start, stop - start)
         mask = masks.build(segment, start, stop, window)
         if self._n == 1:
             return mask.view(1, 1, 1, stop - start)
@@ -176,7 +176,7 @@ class SequenceStep:
         return torch.cat((mask, mask[: self._spare])) if self._spare else mask
 
     def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Step`."""
+        """See `AttentionStep`."""
         shape, n = self._shape, self._n
         heads, kv_heads = shape.groups * shape.kv_heads, shape.kv_heads
         cached, new = self._arena.layers[layer], qkv.narrow(1, heads, 2 * kv_heads)
@@ -192,8 +192,8 @@ class SequenceStep:
             keys, values = kind.views[layer]
         else:
             slots = kind.slots
-            found = cached.narrow(0, slots.start, slots.count) if slots.index is None else cached[slots.index]
-            by_head = found.transpose(0, 1).unsqueeze(0)
+            rows_read = cached.narrow(0, slots.start, slots.count) if slots.index is None else cached[slots.index]
+            by_head = rows_read.transpose(0, 1).unsqueeze(0)
             keys, values = by_head[:, :kv_heads], by_head[:, kv_heads:]
         return (self._folded if self._fold else self._by_head)(qkv, keys, values, kind.mask, sinks)
 
@@ -255,7 +255,7 @@ class BatchStep:
         self._rows = [segment.rows for segment in segments]
 
     def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Step`."""
+        """See `AttentionStep`."""
         parts = qkv.split(self._rows)
         return torch.cat([step.attend(layer, part, sinks) for step, part in zip(self._steps, parts, strict=True)])
 
@@ -270,7 +270,7 @@ def attention(
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(scale * q k^T [soft-capped] + mask) v over (b, h, n, d) and (b, h, s, d), with the softmax in float32;
-    `sinks` (h, n or 1, 1): see `Step`.
+    `sinks` (h, n or 1, 1): see `AttentionStep`.
     """
     if shape.softcap is None and sinks is None:
         return F.scaled_dot_product_attention(queries, keys, values, mask, scale=shape.scale)

@@ -64,8 +64,8 @@ def scaled_norm(source: int, size: int, weight: int, epsilon: np.float32, target
     """RMS norm of one row of float32, times weights, to float32 or bfloat16 (`half`); target may be the source."""
     even, odd = broadcast(np.float32(0.0)), broadcast(np.float32(0.0))
     for i in range(0, size, 2 * LANES):
-        one, two = load(source + 4 * i), load(source + 4 * i + 64)
-        even, odd = fma(one, one, even), fma(two, two, odd)
+        first, second = load(source + 4 * i), load(source + 4 * i + 64)
+        even, odd = fma(first, first, even), fma(second, second, odd)
     factor = broadcast(np.float32(1.0) / root(total(add(even, odd)) / np.float32(size) + epsilon))
     for i in range(0, size, LANES):
         value = mul(mul(load(source + 4 * i), factor), load(weight + 4 * i))
@@ -217,8 +217,8 @@ def _scores(
         slots, more = own_slots(seen, row + (first + q) // groups)
         together = min(groups - (first + q) % groups, queries - q)
         for i in range(0, more, LANES):
-            own = scores + q * out_pitch + 4 * (count + i)
-            score(kind, size, together, query + q * pitch, pitch, keys, slots + 8 * i, slot_pitch, own, out_pitch)
+            out = scores + q * out_pitch + 4 * (count + i)
+            score(kind, size, together, query + q * pitch, pitch, keys, slots + 8 * i, slot_pitch, out, out_pitch)
         q += together
 
 
@@ -241,9 +241,9 @@ def _mix_values(
     for q in range(queries):
         slots, more = own_slots(seen, row + (first + q) // groups)
         if more > least:
-            own = scores + q * pitch + 4 * (count + least)
+            strip = scores + q * pitch + 4 * (count + least)
             rest, out = slots + 8 * least, sums + 4 * width * q
-            weigh(wide, 1, own, pitch, values, rest, more - least, slot_pitch, out, 4 * width)
+            weigh(wide, 1, strip, pitch, values, rest, more - least, slot_pitch, out, 4 * width)
 
 
 @part_of_compiled
@@ -297,8 +297,8 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
     sums, weight, seen = query + MAX_QUERIES * 4 * size, read(layer + at.Q_NORM), read(layer + at.SEEN)
     begin, end = row + first // groups, row + (first + queries + groups - 1) // groups
     for q in range(queries):
-        group, own = (first + q) % groups, row + (first + q) // groups
-        _prepare(frame, layer, own, group * kv_heads + kv_head, weight, query + q * pitch, half)
+        group, at_row = (first + q) % groups, row + (first + q) // groups
+        _prepare(frame, layer, at_row, group * kv_heads + kv_head, weight, query + q * pitch, half)
     least, most = common_own_slots(seen, begin, end)
     _scores(frame, layer, kv_head, row, first, queries, query, pitch, scores, most, first == 0)
     _, shared = shared_slots(seen, row)
@@ -315,9 +315,9 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
         width = 4 * LANES if queries <= HALF_MAX_QUERIES and size - part >= 4 * LANES else 2 * LANES
         _mix_values(frame, layer, kv_head, row, first, queries, scores, sums, part, width, least)
         for q in range(queries):
-            group, own = (first + q) % groups, row + (first + q) // groups
+            group, at_row = (first + q) % groups, row + (first + q) // groups
             place = (group * kv_heads + kv_head) * size + part
-            target = read(frame + at.MIXED) + own * read(frame + at.MIXED_PITCH) + item * place
+            target = read(frame + at.MIXED) + at_row * read(frame + at.MIXED_PITCH) + item * place
             _put_mixed(sums + 4 * width * q, width, load(wholes + 64 * q), target, half)
         part += width
 
@@ -380,17 +380,17 @@ def _score_in_strips(
     )
     scores, query, _, _, mixed = _room(frame, me)
     for q in range(queries):
-        own, head = row + (first + q) // groups, (first + q) % groups * kv_heads + kv_head
-        _prepare(frame, layer, own, head, read(layer + at.Q_NORM), query + q * ITEM * size, MATRIX_UNIT)
+        at_row, head = row + (first + q) // groups, (first + q) % groups * kv_heads + kv_head
+        _prepare(frame, layer, at_row, head, read(layer + at.Q_NORM), query + q * ITEM * size, MATRIX_UNIT)
     keys, (shared, count) = read(layer + at.CACHE) + kv_head * size * 2, shared_slots(seen, row)
     packed, _ = _packed(frame, me)
     strip_scores(keys, shared, slot_pitch, count + most, size, queries, query, scores, pitch, packed, ready)
     q = queries if most > 0 else 0
     while q < queries:
         slots, more = own_slots(seen, row + (first + q) // groups)
-        together, own = min(groups - (first + q) % groups, queries - q, TILE_ROWS), scores + q * pitch + 4 * count
+        together, out = min(groups - (first + q) % groups, queries - q, TILE_ROWS), scores + q * pitch + 4 * count
         strip_scores(
-            keys, slots, slot_pitch, more, size, together, query + q * ITEM * size, own, pitch, mixed + 8 * BLOCK, False
+            keys, slots, slot_pitch, more, size, together, query + q * ITEM * size, out, pitch, mixed + 8 * BLOCK, False
         )
         q += together
 
@@ -450,8 +450,8 @@ def _weigh_in_strips(
         q += together
     half = read(frame + at.KIND) == DOT
     for q in range(queries):
-        own, head = row + (first + q) // groups, (first + q) % groups * kv_heads + kv_head
-        row_of = read(frame + at.MIXED) + own * read(frame + at.MIXED_PITCH)
+        at_row, head = row + (first + q) // groups, (first + q) % groups * kv_heads + kv_head
+        row_of = read(frame + at.MIXED) + at_row * read(frame + at.MIXED_PITCH)
         target = row_of + (2 if half else 4) * (head * size + part)
         _put_mixed(sums + 4 * STRIP * q, width, load(wholes + 64 * q), target, half)
 

@@ -72,13 +72,13 @@ def _addresses(
     builder: Builder, base: Value, slots: Value, pitch: Value, count: Value, first: Value, keys: int
 ) -> list[Value]:
     """Emit addresses of slots first .. first + keys - 1 of a list, where it has that many, else of its last."""
-    last, found = builder.sub(count, ir.Constant(I64, 1)), []
+    last, results = builder.sub(count, ir.Constant(I64, 1)), []
     for i in range(keys):
         index = builder.add(first, ir.Constant(I64, i))
         index = builder.select(builder.icmp_signed("<", index, last), index, last)
         slot = load_at(builder, builder.add(slots, builder.mul(index, ir.Constant(I64, 8))), I64)
-        found.append(builder.add(base, builder.mul(slot, pitch)))
-    return found
+        results.append(builder.add(base, builder.mul(slot, pitch)))
+    return results
 
 
 def _turned(builder: Builder, rows: list[Value]) -> list[Value]:
@@ -180,11 +180,11 @@ def half_softmax(builder: Builder, scores: Value, count: Value, scale: Value) ->
         before = builder.block
         with counted(builder, pieces) as index:
             state = [builder.phi(F32V) for _ in each]
-            found = [emit(builder.mul(index, ir.Constant(I64, STRIP)), i, kept) for i, kept in enumerate(state)]
-            for phi, value in zip(state, found, strict=True):
+            results = [emit(builder.mul(index, ir.Constant(I64, STRIP)), i, kept) for i, kept in enumerate(state)]
+            for phi, value in zip(state, results, strict=True):
                 phi.add_incoming(floats(start), before)
                 phi.add_incoming(value, builder.block)
-        return found
+        return results
 
     def at(first: Value, i: int, size: int) -> Value:
         return builder.add(scores, builder.mul(builder.add(first, ir.Constant(I64, LANES * i)), ir.Constant(I64, size)))
@@ -233,7 +233,7 @@ def _multiply(
         return
     passes = (rows + MAX_ROWS - 1) // MAX_ROWS
     for strip in range(strips):
-        own, done, parts = (
+        strip_weights, done, parts = (
             weights + strip * steps * STEP,
             0,
             min(COLUMNS, (outputs - strip * STRIP + LANES - 1) // LANES),
@@ -242,7 +242,9 @@ def _multiply(
             take, row = (rows - done + passes - turn - 1) // (passes - turn), x + done * pitch
             for part in range(0, 64 * parts, 64):
                 target = sums + strip * 4 * STRIP + done * sums_pitch + part
-                accumulate(HALF, take, 0, own + part, steps // GROUP, row, pitch, target, sums_pitch, own)
+                accumulate(
+                    HALF, take, 0, strip_weights + part, steps // GROUP, row, pitch, target, sums_pitch, strip_weights
+                )
             done += take
 
 
@@ -287,7 +289,7 @@ def strip_weigh(
 
 @part_of_compiled
 def strip_weigh_own(
-    values: int, shared: int, count: int, own: int, more: int, slot_pitch: int, lines: int,
+    values: int, shared: int, count: int, behind: int, more: int, slot_pitch: int, lines: int,
     queries: int, shares: int, pitch: int, sums: int, packed: int, mixed: int,
 ) -> None:  # fmt: skip
     """`strip_weigh` from the last whole block of `count` shared slots on, which `more` slots follow.
@@ -299,8 +301,8 @@ def strip_weigh_own(
     for i in range(begun):
         write(mixed + 8 * i, read(shared + 8 * (count - begun + i)))
     for i in range(taken):
-        write(mixed + 8 * (begun + i), read(own + 8 * i))
+        write(mixed + 8 * (begun + i), read(behind + 8 * i))
     start, rest = shares + ITEM * (count - begun), more - taken
     strip_weigh(values, mixed, slot_pitch, begun + taken, lines, queries, start, pitch, sums, packed, False)
     start += ITEM * BLOCK
-    strip_weigh(values, own + 8 * taken, slot_pitch, rest, lines, queries, start, pitch, sums, packed, False)
+    strip_weigh(values, behind + 8 * taken, slot_pitch, rest, lines, queries, start, pitch, sums, packed, False)

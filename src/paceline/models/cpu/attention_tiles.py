@@ -61,9 +61,9 @@ def _loop(builder: Builder, count: Value, start: list[Value], body: Any) -> list
         phi.add_incoming(value, before)
     builder.cbranch(builder.icmp_signed("<", index, count), inside, after)
     builder.position_at_end(inside)
-    found = body(index, list(state))
+    following = body(index, list(state))
     index.add_incoming(builder.add(index, _constant(1)), builder.block)
-    for phi, value in zip(state, found, strict=True):
+    for phi, value in zip(state, following, strict=True):
         phi.add_incoming(value, builder.block)
     builder.branch(head)
     builder.position_at_end(after)
@@ -119,17 +119,17 @@ def score(
             def part(i: Value, sums: list[Value]) -> list[Value]:
                 key_at, query_at = (builder.mul(i, _constant(n)) for n in (key_bytes, query_bytes))
                 mine = load_at(builder, builder.add(row, query_at), F32V)
-                found = []
+                results = []
                 for total, address in zip(sums, addresses, strict=True):
                     at = builder.add(address, key_at)
                     if kind_ == DOT:
-                        found.append(dot_pairs(builder, total, mine, load_at(builder, at, F32V)))
+                        results.append(dot_pairs(builder, total, mine, load_at(builder, at, F32V)))
                     else:
                         key = (
                             widen(builder, load_at(builder, at, I16V)) if kind_ == HALF else load_at(builder, at, F32V)
                         )
-                        found.append(fused(builder, mine, key, total))
-                return found
+                        results.append(fused(builder, mine, key, total))
+                return results
 
             pieces = builder.udiv(size, _constant(piece))
             sums = _loop(builder, pieces, [ir.Constant(F32V, [0.0] * LANES)] * LANES, part)
@@ -175,10 +175,10 @@ def weigh(
             for out in outs
             for value in order(builder, [load_at(builder, out, F32V, 64 * i) for i in range(pieces)])
         ]
-        found = _loop(builder, count, start, one)
+        totals = _loop(builder, count, start, one)
         order = _in_order if wide_ else _together
         for query, out in enumerate(outs):
-            for i, value in enumerate(order(builder, found[query * pieces : (query + 1) * pieces])):
+            for i, value in enumerate(order(builder, totals[query * pieces : (query + 1) * pieces])):
                 store_at(builder, out, value, 64 * i)
 
     code = builder.add(builder.add(builder.mul(wide, _constant(512)), sums_pitch), queries)

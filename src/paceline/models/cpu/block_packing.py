@@ -23,8 +23,8 @@ from paceline.utils import part_of_compiled
 (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K) = range(8)
 SIZES = (18, 20, 22, 24, 34, 144, 176, 210)
 """Bytes of a block in a file."""
-BITS = tuple(one.bits for one in KINDS.values())
-SCALE_BYTES = tuple(one.scale_bytes for one in KINDS.values())
+BITS = tuple(kind.bits for kind in KINDS.values())
+SCALE_BYTES = tuple(kind.scale_bytes for kind in KINDS.values())
 
 
 @lowered(Int, Int)
@@ -184,7 +184,7 @@ def strip_table(rows: BlockRows, whole: torch.Tensor) -> torch.Tensor:
 
 def _starts(kinds: Sequence[int], inputs: int) -> npt.NDArray[np.int64]:
     """Bytes before each strip, and of all."""
-    sizes = np.array([one.strip_bytes(inputs) for one in KINDS.values()])
+    sizes = np.array([kind.strip_bytes(inputs) for kind in KINDS.values()])
     return np.concatenate(([0], np.cumsum(sizes[list(kinds)])))
 
 
@@ -204,9 +204,9 @@ def pack_strips(rows: BlockRows, pages: Pages) -> torch.Tensor:
     def pack(strips: Sequence[int]) -> None:
         spare = np.zeros(GROUP, np.uint8)
         for strip in strips:
-            own = np.ascontiguousarray(addresses[strip * STRIP : (strip + 1) * STRIP])
+            strip_addresses = np.ascontiguousarray(addresses[strip * STRIP : (strip + 1) * STRIP])
             at = whole.data_ptr() + int(starts[strip])
-            entry.ctypes(kinds[strip], own.ctypes.data, groups, at, spare.ctypes.data)
+            entry.ctypes(kinds[strip], strip_addresses.ctypes.data, groups, at, spare.ctypes.data)
 
     workers = min(torch.get_num_threads(), len(kinds))
     with ThreadPoolExecutor(workers) as pool:
@@ -244,9 +244,9 @@ def kinds_of_strips(rows: BlockRows) -> list[int]:
         ValueError: a strip of rows of several types.
     """
     strips = rows.places.reshape(-1, STRIP, 3)
-    there, own = strips[:, :, 0] >= 0, strips[:, :, 2]
-    highest = np.where(there, own, 0).max(1)
-    if (np.where(there, own, highest[:, None]) != highest[:, None]).any():
+    there, source_kinds = strips[:, :, 0] >= 0, strips[:, :, 2]
+    highest = np.where(there, source_kinds, 0).max(1)
+    if (np.where(there, source_kinds, highest[:, None]) != highest[:, None]).any():
         raise ValueError("a strip of several types")
-    found: list[int] = highest.tolist()
-    return found
+    kinds_by_strip: list[int] = highest.tolist()
+    return kinds_by_strip

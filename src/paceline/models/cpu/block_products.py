@@ -91,7 +91,7 @@ the group's numbers stand for, two sums of 16 numbers as 16 bits.
 """
 
 MATRIX_UNIT, SUBS = has_matrix_unit(), STRIP // LANES
-F32L, I32L = (ir.VectorType(one, LANES) for one in (FLOAT, I32))
+F32L, I32L = (ir.VectorType(lane, LANES) for lane in (FLOAT, I32))
 PAIRS, BYTES = ir.VectorType(I16, 2 * LANES), ir.VectorType(I8, 4 * LANES)
 
 
@@ -107,8 +107,8 @@ def _all(value: int) -> Value:
 
 def _splat(builder: Builder, scalar: Value) -> Value:
     empty = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
-    one = builder.insert_element(empty, scalar, ir.Constant(I32, 0))
-    return builder.shuffle_vector(one, empty, ir.Constant(I32L, [0] * LANES))
+    first = builder.insert_element(empty, scalar, ir.Constant(I32, 0))
+    return builder.shuffle_vector(first, empty, ir.Constant(I32L, [0] * LANES))
 
 
 def _fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
@@ -126,7 +126,7 @@ def _pairs_summed(builder: Builder, a: Value, b: Value) -> Value:
     if PAIRED:
         name = "llvm.x86.avx512.pmaddw.d.512" if LANES == 16 else "llvm.x86.avx2.pmadd.wd"
         return call_named(builder, name, I32L, a, b)
-    whole = [builder.sext(one, ir.VectorType(I32, 2 * LANES)) for one in (a, b)]
+    whole = [builder.sext(operand, ir.VectorType(I32, 2 * LANES)) for operand in (a, b)]
     both = builder.mul(*whole)
     empty = ir.Constant(both.type, ir.Undefined)
     parts = [
@@ -141,9 +141,9 @@ def _four_summed(builder: Builder, sums: Value, unsigned: Value, signed: Value) 
         name = f"llvm.x86.avx512.vpdpbusd.{32 * LANES}"
         return call_named(builder, name, I32L, sums, unsigned, signed)
     for place in range(4):
-        one = builder.and_(builder.lshr(unsigned, _all(8 * place)), _all(255))
+        byte = builder.and_(builder.lshr(unsigned, _all(8 * place)), _all(255))
         other = builder.ashr(builder.shl(signed, _all(24 - 8 * place)), _all(24))
-        sums = builder.add(sums, builder.mul(one, other))
+        sums = builder.add(sums, builder.mul(byte, other))
     return sums
 
 
@@ -187,7 +187,7 @@ class _Groups:
             pairs = builder.sext(load_at(builder, at, ir.VectorType(I8, 2 * LANES)), PAIRS)
             whole = builder.bitcast(pairs, I32L)
             low, high = builder.and_(whole, _all(0xFFFF)), builder.lshr(whole, _all(16))
-            halves = [builder.or_(one, builder.shl(one, _all(16))) for one in (low, high)]
+            halves = [builder.or_(part, builder.shl(part, _all(16))) for part in (low, high)]
             zero = builder.shl(pairs, ir.Constant(PAIRS, [5] * (2 * LANES)))
             return _GroupScales(_halves(builder, above), halves=(halves[0], halves[1]), zero=zero)
         if kind.scales is Scales.SUPER:
@@ -225,16 +225,16 @@ class _Groups:
                 number = builder.or_(number, builder.and_(upper, _all(0x30303030)))
             yield number
 
-    def added(self, given: _GroupScales, place: Value, before: Value, whole: Value) -> Value:
+    def added(self, group: _GroupScales, place: Value, before: Value, whole: Value) -> Value:
         """Emit a row's sums with those of a group, int32, and what lies at `place` of its activations."""
         builder = self.builder
-        if given.zero is not None:
+        if group.zero is not None:
             both = _splat(builder, load_at(builder, place, I32, 8))
-            whole = builder.sub(whole, _pairs_summed(builder, both, given.zero))
-        factor = builder.fmul(given.factor, _splat(builder, load_at(builder, place, FLOAT)))
+            whole = builder.sub(whole, _pairs_summed(builder, both, group.zero))
+        factor = builder.fmul(group.factor, _splat(builder, load_at(builder, place, FLOAT)))
         after = _fused(builder, builder.sitofp(whole, F32L), factor, before)
-        if given.offset is not None:
-            after = _fused(builder, given.offset, _splat(builder, load_at(builder, place, FLOAT, 4)), after)
+        if group.offset is not None:
+            after = _fused(builder, group.offset, _splat(builder, load_at(builder, place, FLOAT, 4)), after)
         return after
 
 
@@ -244,10 +244,10 @@ class _Ready(_Groups):
     A group's vectors: the numbers of each four inputs, the factor, and what else its scales have.
     """
 
-    def write(self, target: Value, given: _GroupScales, numbers: Iterable[Value]) -> None:
+    def write(self, target: Value, group: _GroupScales, numbers: Iterable[Value]) -> None:
         """Emit the stores of a group."""
-        rest = [one for one in (given.offset, *(given.halves or ()), given.zero) if one is not None]
-        for place, vector in enumerate([*numbers, given.factor, *rest]):
+        rest = [part for part in (group.offset, *(group.halves or ()), group.zero) if part is not None]
+        for place, vector in enumerate([*numbers, group.factor, *rest]):
             store_at(self.builder, target, vector, place * VECTOR)
 
     def places(self, weights: Value, index: Value) -> tuple[Value, Value]:
@@ -301,44 +301,48 @@ class _BlockLoop:
             prefetch(builder, fetched, 64 * line, 2)
         along = builder.add(x, builder.mul(index, ir.Constant(I64, GROUP)))
         beside = builder.add(scales, builder.mul(index, ir.Constant(I64, PER_GROUP)))
-        found = self._group(
-            above, at, [builder.add(along, one) for one in offsets], [builder.add(beside, one) for one in offsets], kept
+        next_kept = self._group(
+            above,
+            at,
+            [builder.add(along, offset) for offset in offsets],
+            [builder.add(beside, offset) for offset in offsets],
+            kept,
         )
         following = builder.add(index, ir.Constant(I64, 1))
         index.add_incoming(following, builder.block)
-        for phi, value in zip(kept, found, strict=True):
+        for phi, value in zip(kept, next_kept, strict=True):
             phi.add_incoming(value, builder.block)
         builder.cbranch(builder.icmp_signed("<", following, groups), loop, after)
         builder.position_at_end(after)
-        for row, value in enumerate(found):
+        for row, value in enumerate(next_kept):
             store_at(builder, sums, value, 4 * STRIP * row)
 
     def _group(self, above: Value, at: Value, rows: list[Value], places: list[Value], sums: list[Value]) -> list[Value]:
-        given = self.groups.scales(above, at)
-        whole = self._sums(at, rows, given)
-        return [self.groups.added(given, *parts) for parts in zip(places, sums, whole, strict=True)]
+        group = self.groups.scales(above, at)
+        whole = self._sums(at, rows, group)
+        return [self.groups.added(group, *parts) for parts in zip(places, sums, whole, strict=True)]
 
-    def _sums(self, at: Value, rows: list[Value], given: _GroupScales) -> list[Value]:
+    def _sums(self, at: Value, rows: list[Value], group: _GroupScales) -> list[Value]:
         """Emit int32 sums of products of every row."""
         if SIGNED:
-            return self._sums_of_pairs(at, rows, given)
+            return self._sums_of_pairs(at, rows, group)
         builder = self.builder
-        found = [_all(0)] * len(rows)
+        sums = [_all(0)] * len(rows)
         halves = [_all(0)] * len(rows)
         for step, number in enumerate(self.groups.numbers(at)):
             for i, row in enumerate(rows):
                 four = _splat(builder, load_at(builder, row, I32, 4 * step))
                 halves[i] = _four_summed(builder, halves[i], number, four)
-            if given.halves is not None and step % 4 == 3:
-                factor = builder.ashr(given.halves[step // 4], _all(16))
-                found = [builder.add(one, builder.mul(half, factor)) for one, half in zip(found, halves, strict=True)]
+            if group.halves is not None and step % 4 == 3:
+                factor = builder.ashr(group.halves[step // 4], _all(16))
+                sums = [builder.add(total, builder.mul(half, factor)) for total, half in zip(sums, halves, strict=True)]
                 halves = [_all(0)] * len(rows)
-        return halves if given.halves is None else found
+        return halves if group.halves is None else sums
 
-    def _sums_of_pairs(self, at: Value, rows: list[Value], given: _GroupScales) -> list[Value]:
+    def _sums_of_pairs(self, at: Value, rows: list[Value], group: _GroupScales) -> list[Value]:
         """The same by sums of 16 bits, widened before they could overflow."""
         builder, room = self.builder, {4: 8, 5: 4, 6: 2, 8: 1}[self.kind.bits]
-        found: list[Value | None] = [None] * len(rows)
+        sums: list[Value | None] = [None] * len(rows)
         pairs: list[Value | None] = [None] * len(rows)
         for step, number in enumerate(self.groups.numbers(at)):
             unsigned = builder.bitcast(number, BYTES)
@@ -353,11 +357,11 @@ class _BlockLoop:
                 two = call_named(builder, "llvm.x86.avx2.pmadd.ub.sw", PAIRS, unsigned, four)
                 pairs[i] = two if pairs[i] is None else builder.add(pairs[i], two)
             if step % room == room - 1:
-                factor = _all(0x0001_0001) if given.halves is None else given.halves[step // 4]
-                wide = [_pairs_summed(builder, one, factor) for one in pairs]
-                found = [new if old is None else builder.add(old, new) for old, new in zip(found, wide, strict=True)]
+                factor = _all(0x0001_0001) if group.halves is None else group.halves[step // 4]
+                wide = [_pairs_summed(builder, pair, factor) for pair in pairs]
+                sums = [new if old is None else builder.add(old, new) for old, new in zip(sums, wide, strict=True)]
                 pairs = [None] * len(rows)
-        return [one for one in found if one is not None]
+        return [total for total in sums if total is not None]
 
 
 def _moved(builder: Builder, lanes: Value, left: int) -> Value:
@@ -374,14 +378,14 @@ def _accumulate_blocks(
     done = builder.append_basic_block()
     code = builder.add(builder.mul(kind, ir.Constant(I64, 16)), rows)
     switch = builder.switch(code, done)
-    for one in KINDS.values():
+    for form in KINDS.values():
         for count in range(1, MAX_ROWS + 1):
             block = builder.append_basic_block()
-            switch.add_case(ir.Constant(I64, 16 * one.number + count), block)
+            switch.add_case(ir.Constant(I64, 16 * form.number + count), block)
             builder.position_at_end(block)
-            loop = _BlockLoop(builder, _Groups(builder, one), count, -(-one.group_bytes // 64))
+            loop = _BlockLoop(builder, _Groups(builder, form), count, -(-form.group_bytes // 64))
             ahead = builder.add(weights, ir.Constant(I64, AHEAD))
-            loop.emit(weights, groups, x, scales, stride, sums, ahead, ir.Constant(I64, one.group_bytes))
+            loop.emit(weights, groups, x, scales, stride, sums, ahead, ir.Constant(I64, form.group_bytes))
             builder.branch(done)
     builder.position_at_end(done)
 
@@ -391,11 +395,11 @@ def _make_ready(builder: Builder, kind: Value, weights: Value, groups: Value, ta
     """Groups of a sub-strip as `_Ready` reads them."""
     done = builder.append_basic_block()
     switch = builder.switch(kind, done)
-    for one in KINDS.values():
+    for form in KINDS.values():
         block = builder.append_basic_block()
-        switch.add_case(ir.Constant(I64, one.number), block)
+        switch.add_case(ir.Constant(I64, form.number), block)
         builder.position_at_end(block)
-        source, ready = _Groups(builder, one), _Ready(builder, one)
+        source, ready = _Groups(builder, form), _Ready(builder, form)
         with counted(builder, groups) as index:
             above, at = source.places(weights, index)
             ready.write(ready.places(target, index)[1], source.scales(above, at), source.numbers(at))
@@ -411,12 +415,12 @@ def _accumulate_ready(
     """Add groups that are ready to sums (rows, 64 float32 apart) of up to MAX_ROWS rows; see `_BlockLoop`."""
     done = builder.append_basic_block()
     switch = builder.switch(builder.add(builder.mul(bits, ir.Constant(I64, 16)), rows), done)
-    for one in {kind.bits: kind for kind in KINDS.values()}.values():
+    for form in {kind.bits: kind for kind in KINDS.values()}.values():
         for count in range(1, MAX_ROWS + 1):
             block = builder.append_basic_block()
-            switch.add_case(ir.Constant(I64, 16 * one.bits + count), block)
+            switch.add_case(ir.Constant(I64, 16 * form.bits + count), block)
             builder.position_at_end(block)
-            loop = _BlockLoop(builder, _Ready(builder, one), count, LINES)
+            loop = _BlockLoop(builder, _Ready(builder, form), count, LINES)
             loop.emit(ready, groups, x, scales, stride, sums, ahead, pitch)
             builder.branch(done)
     builder.position_at_end(done)
@@ -446,12 +450,12 @@ class _BlockTiles(_Groups):
                     unit.put(step, [_all(0)] * SUBS)
         starts = [builder.add(weights, builder.mul(size, ir.Constant(I64, sub))) for sub in range(SUBS)]
         with counted(builder, groups) as index:
-            given = []
+            groups_of_subs = []
             for sub, start in enumerate(starts):
                 above, at = self.places(start, index)
                 for line in range(0, self.kind.group_bytes, 64):
                     prefetch(builder, at, AHEAD // 2 + line, 2)
-                given.append(self.scales(above, at))
+                groups_of_subs.append(self.scales(above, at))
                 for step, number in enumerate(self.numbers(at)):
                     units[step // (steps // 2) if halved else 0].put_one(step, sub, number)
             for unit in units:
@@ -459,16 +463,21 @@ class _BlockTiles(_Groups):
             beside = builder.add(scales, builder.mul(index, ir.Constant(I64, PER_GROUP)))
             with counted(builder, rows) as row:
                 place = builder.add(beside, builder.mul(row, stride))
-                own = builder.add(sums, builder.mul(row, ir.Constant(I64, 4 * STRIP)))
+                row_sums = builder.add(sums, builder.mul(row, ir.Constant(I64, 4 * STRIP)))
                 products = [unit.products(row) for unit in units]
-                for sub, one in enumerate(given):
+                for sub, group in enumerate(groups_of_subs):
                     whole = products[0][sub]
-                    if one.halves is not None:
-                        parts = [builder.ashr(half, _all(16)) for half in one.halves]
-                        both = [builder.mul(made[sub], part) for made, part in zip(products, parts, strict=True)]
+                    if group.halves is not None:
+                        parts = [builder.ashr(half, _all(16)) for half in group.halves]
+                        both = [
+                            builder.mul(unit_products[sub], part)
+                            for unit_products, part in zip(products, parts, strict=True)
+                        ]
                         whole = builder.add(*both)
                     at = 4 * LANES * sub
-                    store_at(builder, own, self.added(one, place, load_at(builder, own, F32L, at), whole), at)
+                    store_at(
+                        builder, row_sums, self.added(group, place, load_at(builder, row_sums, F32L, at), whole), at
+                    )
 
 
 @lowered(Nothing, *[Int] * 9, outlined=True)
@@ -481,18 +490,18 @@ def _accumulate_tiles(
         return
     done = builder.append_basic_block()
     switch = builder.switch(kind, done)
-    for one in KINDS.values():
+    for form in KINDS.values():
         block = builder.append_basic_block()
-        switch.add_case(ir.Constant(I64, one.number), block)
+        switch.add_case(ir.Constant(I64, form.number), block)
         builder.position_at_end(block)
-        _BlockTiles(builder, one).emit(rows, weights, size, groups, x, scales, stride, sums)
+        _BlockTiles(builder, form).emit(rows, weights, size, groups, x, scales, stride, sums)
         builder.branch(done)
     builder.position_at_end(done)
 
 
-GROUP_BYTES = tuple(one.group_bytes for one in KINDS.values())
-HEADER_BYTES = tuple(one.header_bytes for one in KINDS.values())
-BITS = tuple(one.bits for one in KINDS.values())
+GROUP_BYTES = tuple(kind.group_bytes for kind in KINDS.values())
+HEADER_BYTES = tuple(kind.header_bytes for kind in KINDS.values())
+BITS = tuple(kind.bits for kind in KINDS.values())
 
 
 @part_of_compiled
@@ -515,11 +524,11 @@ def block_sums(kind: int, weights: int, groups: int, x: int, pitch: int, rows: i
             )
         return
     for sub in range(SUBS):
-        own, target = weights + sub * size, sums + 4 * LANES * sub
+        sub_weights, target = weights + sub * size, sums + 4 * LANES * sub
         if rows <= MAX_ROWS:
-            _accumulate_blocks(kind, rows, own, groups, x, scales, pitch, target)
+            _accumulate_blocks(kind, rows, sub_weights, groups, x, scales, pitch, target)
         else:
-            _accumulate_rows(kind, own, groups, x, scales, pitch, rows, target)
+            _accumulate_rows(kind, sub_weights, groups, x, scales, pitch, rows, target)
 
 
 @part_of_compiled
@@ -534,9 +543,9 @@ def _accumulate_rows(
     stretch = (groups + 8 * parts - 1) // (8 * parts) * 8
     for at in range(0, groups, stretch):
         count, done = min(stretch, groups - at), 0
-        own, following = weights + sub_bytes(kind, at), weights + sub_bytes(kind, at + count)
-        pitch = (following - own + passes * count - 1) // (passes * count)
-        _make_ready(kind, own, count, ready)
+        group_weights, following = weights + sub_bytes(kind, at), weights + sub_bytes(kind, at + count)
+        pitch = (following - group_weights + passes * count - 1) // (passes * count)
+        _make_ready(kind, group_weights, count, ready)
         for turn in range(passes):
             take, row = (rows - done + passes - turn - 1) // (passes - turn), done * stride
             _accumulate_ready(

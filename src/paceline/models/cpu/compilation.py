@@ -33,16 +33,16 @@ def machine_code(entry: Callable[..., None], name: str, duration: str, *, argume
         name: of the kernels, as the user reads it.
         duration: of compiling, in words.
     """
-    made: list[Any] = []
+    compiled: list[Any] = []
 
     class Once(Compiler):
         """Used only for what numba's cache on disk does not hold, and again where that cannot be written."""
 
         def compile_extra(self, function: Callable[..., object]) -> Any:
-            if not made:
+            if not compiled:
                 with waiting(f"compiling {name}", HINT.format(duration)), optimised_once(self.state, name):
-                    made.append(super().compile_extra(function))
-            return made[0]
+                    compiled.append(super().compile_extra(function))
+            return compiled[0]
 
     options: dict[str, Any] = {"error_model": "numpy", "pipeline_class": Once}
     kind = types.void(*[types.int64] * arguments)

@@ -73,10 +73,10 @@ def _largest_of_group(scores: int, size: int, group: int) -> np.float32:
 def _keep_best_groups(scores: int, size: int, groups: int, best: int) -> None:
     """Set probabilities to 0 outside the `best` groups whose largest ones are largest."""
     for group in range(groups):
-        own, before = _largest_of_group(scores, size, group), 0
+        largest, before = _largest_of_group(scores, size, group), 0
         for other in range(groups):  # those set to 0 do not count: before each of them stand all the best
             most = _largest_of_group(scores, size, other)
-            before += 1 if most > own or (most == own and other < group) else 0
+            before += 1 if most > largest or (most == largest and other < group) else 0
         for i in range(size * group, size * (group + 1) if before >= best else 0):
             write_float(scores + 4 * i, np.float32(0.0))
 
@@ -137,10 +137,10 @@ def _choose_of_row(frame: int, row: int, scores: int, chosen: int, shares: int) 
             share /= taken
         write_float(shares + 4 * i, share * factor)
     if read(frame + at.SHARED_MLP) == 1:
-        one = broadcast(np.float32(1.0))
-        store(scores, one)
+        ones = broadcast(np.float32(1.0))
+        store(scores, ones)
         if read(frame + at.SHARED_GATE) == 1:
-            store(scores, div(one, add(one, exponential(broadcast(-read_float(source + 4 * experts))))))
+            store(scores, div(ones, add(ones, exponential(broadcast(-read_float(source + 4 * experts))))))
         write(chosen + 8 * top_k, experts)
         write_float(shares + 4 * top_k, read_float(scores))
 
@@ -205,12 +205,12 @@ def _inner(frame: int, layer: int, me: int, team: int) -> None:
             if prepared >= 0:
                 when_prepared(frame, team, read(frame + at.ROWS))  # rows that threads share give way to others
             x, prepared = normed_rows(frame, me, team, read(layer + at.MLP_NORM), kind), kind
-        own = _gathered(frame, me, x, rows + 8 * first, stop - first)
+        gathered = _gathered(frame, me, x, rows + 8 * first, stop - first)
         steps = steps_of(kind, read(frame + at.HIDDEN))
         strips = (2 * read(record + at.EXPERT_INNER) + STRIP - 1) // STRIP
         weights, bias = read(record + at.EXPERT_GATE_UP), read(record + at.EXPERT_GATE_UP_BIAS)
         for strip in range(strips * me // team, strips * (me + 1) // team):
-            strip_sums(kind, weights + strip * strip_size(kind, steps), steps, own, pitch, stop - first, sums)
+            strip_sums(kind, weights + strip * strip_size(kind, steps), steps, gathered, pitch, stop - first, sums)
             add_bias(sums, stop - first, 0 if bias == 0 else bias + strip * STRIP_BYTES)
             target = read(frame + at.INNER) + first * inner_pitch + strip * (STRIP // 2) * item
             put_inner(frame, sums, target, stop - first)
@@ -244,18 +244,18 @@ def _outer(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
         kind, inner = read(record + at.EXPERT_DOWN_KIND), read(record + at.EXPERT_INNER)
         x, pitch = read(frame + at.INNER) + first * inner_pitch, inner_pitch
         if kind >= BYTES:
-            own = own_rows(frame, me)
-            convert_rows(frame, kind, x, pitch, inner, own, 0, stop - first, False)
-            x, pitch = own, read(frame + at.NORMED_PITCH)
+            converted = own_rows(frame, me)
+            convert_rows(frame, kind, x, pitch, inner, converted, 0, stop - first, False)
+            x, pitch = converted, read(frame + at.NORMED_PITCH)
         weights, bias, steps = read(record + at.EXPERT_DOWN), read(record + at.EXPERT_DOWN_BIAS), steps_of(kind, inner)
         for strip in range(begin, end):
             strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, stop - first, sums)
             add_bias(sums, stop - first, 0 if bias == 0 else bias + strip * STRIP_BYTES)
             _add_shares(sums, rows + 8 * first, shares + 8 * first, stop - first, out + strip * STRIP_BYTES, out_pitch)
     for row in range(read(frame + at.ROWS) if norm == 0 else 0):
-        x, own = read(frame + at.X) + row * read(frame + at.X_PITCH), out + row * out_pitch
+        x, out_row = read(frame + at.X) + row * read(frame + at.X_PITCH), out + row * out_pitch
         first, size = begin * STRIP_BYTES, (end - begin) * STRIP_BYTES
-        add_residual(frame, x + first, own + first, size, rounded, sums)
+        add_residual(frame, x + first, out_row + first, size, rounded, sums)
     add_normed(frame, me, team, norm, rounded)
 
 

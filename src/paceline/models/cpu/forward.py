@@ -69,9 +69,9 @@ def largest_of(row: int, begin: int, end: int, narrow: bool, spare: int) -> np.f
     if whole < end:
         store(spare, load_half(row + 2 * whole) if narrow else load(row + 4 * whole))
         for i in range(end - whole):
-            one = read_float(spare + 4 * i)
-            sure += one * np.float32(0.0)
-            most = max(most, one)
+            number = read_float(spare + 4 * i)
+            sure += number * np.float32(0.0)
+            most = max(most, number)
     return most + sure
 
 
@@ -109,8 +109,8 @@ def combine_best(frame: int, team: int) -> None:
     """The best of what all threads found, for every row."""
     for row in range(read(frame + at.HEAD_ROWS)):
         best, place = LOWEST, -1
-        for one in range(team):
-            part = read(frame + at.PARTS) + (one * read(frame + at.PARTS_ROWS) + row) * BEST_BYTES
+        for member in range(team):
+            part = read(frame + at.PARTS) + (member * read(frame + at.PARTS_ROWS) + row) * BEST_BYTES
             value = read_float(part)
             if np.isnan(value):
                 place = -1

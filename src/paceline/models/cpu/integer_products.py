@@ -117,12 +117,12 @@ def pack_bytes(weight: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torch
     outputs, inputs = weight.shape
     steps = byte_steps(inputs)
     strips = pages.take(outputs // STRIP * (steps + 1) * STEP).view(outputs // STRIP, steps + 1, STEP)
-    for own, rows in zip(strips.split(AT_ONCE), weight.split(AT_ONCE * STRIP), strict=True):
+    for strip_part, rows in zip(strips.split(AT_ONCE), weight.split(AT_ONCE * STRIP), strict=True):
         padded = torch.nn.functional.pad(rows, (0, steps * INPUTS[BYTES] - inputs)).view(
             -1, STRIP, steps, INPUTS[BYTES]
         )
         moved = padded.transpose(1, 2).reshape(-1, steps, STEP)
-        torch.bitwise_xor(moved.view(torch.uint8), ZERO, out=own[:, :steps])
+        torch.bitwise_xor(moved.view(torch.uint8), ZERO, out=strip_part[:, :steps])
     strips[:, steps].view(torch.float32).copy_(scale.view(-1, STRIP))
     return strips
 
@@ -246,14 +246,16 @@ def pack_nibbles(pairs: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torc
     """
     strips, groups = len(pairs) // STRIP, scale.shape[1]
     out = pages.take(strips * groups * NIBBLE_BLOCK).view(strips, groups, NIBBLE_BLOCK)
-    factors, zeros = (one.view(strips, STRIP, groups).transpose(1, 2) for one in scale.unbind(-1))
+    factors, zeros = (part.view(strips, STRIP, groups).transpose(1, 2) for part in scale.unbind(-1))
     out[:, :, :SCALES].view(torch.bfloat16).copy_(factors)
     out[:, :, SCALES:SCALES_AND_ZEROS].copy_(zeros * ZEROS + ZERO_OFFSET)
-    for own, rows in zip(out.split(AT_ONCE), pairs.split(AT_ONCE * STRIP), strict=True):
+    for out_part, rows in zip(out.split(AT_ONCE), pairs.split(AT_ONCE * STRIP), strict=True):
         padded = torch.nn.functional.pad(rows, (0, groups * WIDTH // 2 - pairs.shape[1]))
-        whole = unpacked(padded).view(torch.uint8).view(len(own), STRIP, groups, GROUP, 2, 4)
+        whole = unpacked(padded).view(torch.uint8).view(len(out_part), STRIP, groups, GROUP, 2, 4)
         both = whole[..., 0, :] | whole[..., 1, :] << 4
-        own[:, :, SCALES_AND_ZEROS:].view(len(own), groups, GROUP, STRIP, 4).copy_(both.permute(0, 2, 3, 1, 4))
+        out_part[:, :, SCALES_AND_ZEROS:].view(len(out_part), groups, GROUP, STRIP, 4).copy_(
+            both.permute(0, 2, 3, 1, 4)
+        )
     return out
 
 
@@ -307,18 +309,20 @@ def nibbles(builder: Builder, block: Value, step: int) -> tuple[list[Value], lis
     """Emit the bytes of the first and of the last four inputs of a step, for each column of a block."""
     start = SCALES_AND_ZEROS + step * STEP
     both = [load_at(builder, block, I32V, start + column * 64) for column in range(COLUMNS)]
-    return [builder.and_(one, LOW) for one in both], [builder.and_(builder.lshr(one, integers(4)), LOW) for one in both]
+    return [builder.and_(pair, LOW) for pair in both], [
+        builder.and_(builder.lshr(pair, integers(4)), LOW) for pair in both
+    ]
 
 
 def scales_of(builder: Builder, block: Value) -> list[tuple[Value, Value]]:
     """Emit the scales of a block's columns, and what they make of zeros: -scale * zero."""
-    found = []
+    sums = []
     for column in range(COLUMNS):
         scale = widen(builder, load_at(builder, block, I16V, 32 * column))
         kept = builder.zext(load_at(builder, block, ir.VectorType(I8, LANES), SCALES + 16 * column), I32V)
         zero = fused(builder, builder.sitofp(kept, F32V), floats(-1 / ZEROS), floats(ZERO_OFFSET / ZEROS))
-        found.append((scale, builder.fmul(scale, zero)))
-    return found
+        sums.append((scale, builder.fmul(scale, zero)))
+    return sums
 
 
 def add_group(
@@ -331,9 +335,9 @@ def add_group(
     """
     activations = builder.add(builder.shl(taken[0], ir.Constant(I32, 8)), taken[1])
     activations = splat(builder, builder.sitofp(activations, FLOAT))
-    for column, (one, other, (scale, offset)) in enumerate(zip(high, low, scales, strict=True)):
+    for column, (high_sum, low_sum, (scale, offset)) in enumerate(zip(high, low, scales, strict=True)):
         moved = fused(builder, activations, offset, load_at(builder, sums, F32V, 64 * column))
-        whole = builder.sitofp(builder.add(builder.shl(one, integers(8)), other), F32V)
+        whole = builder.sitofp(builder.add(builder.shl(high_sum, integers(8)), low_sum), F32V)
         store_at(builder, sums, fused(builder, whole, scale, moved), 64 * column)
 
 
@@ -428,8 +432,8 @@ def accumulate_nibble_tiles(
         unit.multiply(builder.add(x, builder.mul(index, ir.Constant(I64, WIDTH))))
         scales, starts = scales_of(builder, at), builder.add(x_sums, builder.mul(index, ir.Constant(I64, 4)))
         with counted(builder, rows) as row:
-            own = builder.mul(row, ir.Constant(I64, 2))
-            halves = (own, builder.add(own, ir.Constant(I64, 1)))
+            first = builder.mul(row, ir.Constant(I64, 2))
+            halves = (first, builder.add(first, ir.Constant(I64, 1)))
             high, low = (unit.products(number) for number in halves)
             taken = [load_at(builder, builder.add(starts, builder.mul(number, stride)), I32) for number in halves]
             add_group(

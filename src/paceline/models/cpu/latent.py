@@ -63,15 +63,15 @@ def _strips(
 
     `convert`: inputs are float32 and the product wants bfloat16. `half`: outputs are bfloat16.
     """
-    rows, own, own_pitch = read(frame + at.ROWS), own_rows(frame, me), read(frame + at.NORMED_PITCH)
+    rows, converted_rows, own_pitch = read(frame + at.ROWS), own_rows(frame, me), read(frame + at.NORMED_PITCH)
     sums, steps, converted = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), steps_of(kind, inputs), -1
     for item in range(heads * strips * me // team, heads * strips * (me + 1) // team):
         head = item // strips
         source, source_pitch = x + head * step, pitch
         if convert:
             for row in range(rows if head != converted else 0):
-                copy_row(source + row * pitch, inputs, own + row * own_pitch, True)
-            source, source_pitch, converted = own, own_pitch, head
+                copy_row(source + row * pitch, inputs, converted_rows + row * own_pitch, True)
+            source, source_pitch, converted = converted_rows, own_pitch, head
         strip_sums(kind, weights + item * strip_size(kind, steps), steps, source, source_pitch, rows, sums)
         out = target + head * target_step + item % strips * STRIP * (2 if half else 4)
         for row in range(rows):
@@ -88,10 +88,10 @@ def _before(frame: int, layer: int, me: int, team: int) -> None:
     pitch, rope, nope = read(frame + at.PROJECTED_PITCH), read(frame + at.ROPE_DIM), read(frame + at.NOPE_DIM)
     queries, size = read(frame + at.PROJECTED) + read(frame + at.LATENT_QUERIES), read(frame + at.QUERY_RANK)
     if size != 0:
-        own, strips = read(layer + at.QUERY_KIND), (heads * (rope + nope) + STRIP - 1) // STRIP
-        x, x_pitch = _normed_latents(frame, layer, me, team, own), read(frame + at.NORMED_PITCH)
+        query_kind, strips = read(layer + at.QUERY_KIND), (heads * (rope + nope) + STRIP - 1) // STRIP
+        x, x_pitch = _normed_latents(frame, layer, me, team, query_kind), read(frame + at.NORMED_PITCH)
         weights = read(layer + at.QUERY_WEIGHT)
-        _strips(frame, me, team, own, 1, strips, weights, size, x, x_pitch, 0, queries, pitch, 0, False, False)
+        _strips(frame, me, team, query_kind, 1, strips, weights, size, x, x_pitch, 0, queries, pitch, 0, False, False)
         wait_for_all(frame, team)
     for row in range(rows * me // team, rows * (me + 1) // team):
         _put_rotated(frame, layer, row)

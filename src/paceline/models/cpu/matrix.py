@@ -175,18 +175,18 @@ def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int
     at = 0
     while at < steps:
         count = min(CHUNK, steps - at)
-        done, own = 0, weights + at * STEP
+        done, step_weights = 0, weights + at * STEP
         for turn in range(passes):
             take = (rows - done + passes - turn - 1) // (passes - turn)
-            ahead = own + count * STEP + (turn & 1) * (count * STEP // 2)
+            ahead = step_weights + count * STEP + (turn & 1) * (count * STEP // 2)
             if parts > 1 and turn > 0:
-                ahead = own  # the first pass has fetched all
+                ahead = step_weights  # the first pass has fetched all
             elif parts == 1 and passes == 1:
-                ahead = own + AHEAD
+                ahead = step_weights + AHEAD
             row = x + done * pitch + at * step_bytes
             for part in range(0, 64 * parts, 64):
                 accumulate(
-                    kind, take, 1 if passes == 1 else 0, own + part, count // GROUP, row, pitch,
+                    kind, take, 1 if passes == 1 else 0, step_weights + part, count // GROUP, row, pitch,
                     sums + done * (4 * STRIP) + part, 4 * STRIP, ahead + part,
                 )  # fmt: skip
             done += take
@@ -254,16 +254,16 @@ def convert_rows(
     frame: int, kind: int, source: int, pitch: int, size: int, target: int, first: int, stop: int, heads: bool
 ) -> None:  # fmt: skip
     """Rows first .. stop - 1; with `heads`, those that attention leaves, for BLOCKS in the order of their file."""
-    own, dim, keys = read(frame + at.NORMED_PITCH), read(frame + at.HEAD_DIM), read(frame + at.KV_HEADS)
+    normed_pitch, dim, keys = read(frame + at.NORMED_PITCH), read(frame + at.HEAD_DIM), read(frame + at.KV_HEADS)
     each = read(frame + at.HEADS) // keys if heads and read(frame + at.LATENT) == 0 else 0
     for row in range(first, stop):
         if kind >= BLOCKS:
-            to = target + row * own
+            to = target + row * normed_pitch
             to_signed_bytes(
-                source + row * pitch, size, to, dim, keys, each, to + own // 2 if kind == FINE_BLOCKS else 0
+                source + row * pitch, size, to, dim, keys, each, to + normed_pitch // 2 if kind == FINE_BLOCKS else 0
             )
         else:
-            convert_row(kind, source + row * pitch, size, target + row * own, own)
+            convert_row(kind, source + row * pitch, size, target + row * normed_pitch, normed_pitch)
 
 
 @part_of_compiled

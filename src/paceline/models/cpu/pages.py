@@ -34,9 +34,9 @@ class Pages:
         """(size,) uint8, aligned to a cache line."""
         if self._used + size > len(self._slab):
             self._slab, self._used = _slab(max(size, SLAB)), 0
-        found = self._slab.narrow(0, self._used, size)
+        part = self._slab.narrow(0, self._used, size)
         self._used += -(-size // ALIGNMENT) * ALIGNMENT
-        return found
+        return part
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -17,8 +17,8 @@ SETTINGS: Mapping[str, Any] = vars(config)
 
 def name() -> str:
     """LLVM's name of it."""
-    found: str = SETTINGS["CPU_NAME"] or binding.get_host_cpu_name()
-    return found
+    cpu: str = SETTINGS["CPU_NAME"] or binding.get_host_cpu_name()
+    return cpu
 
 
 @functools.cache

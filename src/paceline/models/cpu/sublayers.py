@@ -65,9 +65,9 @@ def add_rows(frame: int, sums: int, rows: int, column: int) -> None:
     added = read(frame + at.ADDED_QKV)
     if added != 0:
         for row in range(rows):
-            own, given = sums + row * STRIP_BYTES, added + row * read(frame + at.ADDED_QKV_PITCH) + column
+            row_sums, row_added = sums + row * STRIP_BYTES, added + row * read(frame + at.ADDED_QKV_PITCH) + column
             for i in range(0, STRIP_BYTES, 64):
-                store(own + i, add(load(own + i), load(given + i)))
+                store(row_sums + i, add(load(row_sums + i), load(row_added + i)))
 
 
 @part_of_compiled
@@ -123,8 +123,8 @@ def _put_output(frame: int, sums: int, strip: int, norm: int, rounded: bool) -> 
         _store_strip(sums, rows, read(frame + at.QKV) + column, read(frame + at.QKV_PITCH))
         return
     for row in range(rows):
-        x, own = read(frame + at.X) + row * read(frame + at.X_PITCH) + column, sums + row * STRIP_BYTES
-        add_residual(frame, x, own, STRIP_BYTES, rounded, sums)
+        x, row_sums = read(frame + at.X) + row * read(frame + at.X_PITCH) + column, sums + row * STRIP_BYTES
+        add_residual(frame, x, row_sums, STRIP_BYTES, rounded, sums)
 
 
 @part_of_compiled
@@ -145,23 +145,23 @@ def add_normed(frame: int, me: int, team: int, norm: int, rounded: bool) -> None
 @part_of_compiled
 def _activated(gate: Any, kind: int) -> Any:
     """The activation of lanes; gelu_tanh is x * sigmoid(1.5958 (x + 0.044715 x^3))."""
-    one = broadcast(np.float32(1.0))
+    ones = broadcast(np.float32(1.0))
     if kind == GELU:
         share = error_function(mul(gate, broadcast(np.float32(0.7071067811865476))))
-        return mul(mul(gate, broadcast(np.float32(0.5))), add(one, share))
+        return mul(mul(gate, broadcast(np.float32(0.5))), add(ones, share))
     turned = mul(gate, broadcast(np.float32(-1.0)))
     if kind == GELU_TANH:
-        cubic = fma(mul(gate, gate), broadcast(np.float32(0.044715)), one)
+        cubic = fma(mul(gate, gate), broadcast(np.float32(0.044715)), ones)
         turned = mul(mul(gate, cubic), broadcast(np.float32(-1.5957691216057308)))
-    return div(gate, add(one, exponential(turned)))
+    return div(gate, add(ones, exponential(turned)))
 
 
 @part_of_compiled
 def _clamped(gate: Any, up: Any, alpha: np.float32, limit: np.float32) -> Any:
     """gate * sigmoid(alpha * gate) * (up + 1) of lanes, the gate at most `limit` and up within it."""
-    one, least = broadcast(np.float32(1.0)), broadcast(-limit)
+    ones, least = broadcast(np.float32(1.0)), broadcast(-limit)
     gate, up = smaller(gate, broadcast(limit)), larger(smaller(up, broadcast(limit)), least)
-    return mul(div(gate, add(one, exponential(mul(gate, broadcast(-alpha))))), add(up, one))
+    return mul(div(gate, add(ones, exponential(mul(gate, broadcast(-alpha))))), add(up, ones))
 
 
 @part_of_compiled
@@ -170,13 +170,13 @@ def put_inner(frame: int, sums: int, target: int, rows: int) -> None:
     half, kind, gated = read(frame + at.KIND) == DOT, read(frame + at.ACTIVATE), read(frame + at.GATED) == 1
     alpha, limit = read_float(frame + at.ALPHA), read_float(frame + at.LIMIT)
     for row in range(rows):
-        inner, own = target + row * read(frame + at.INNER_PITCH), sums + row * STRIP_BYTES
+        inner, row_sums = target + row * read(frame + at.INNER_PITCH), sums + row * STRIP_BYTES
         for i in range(2 if gated else 4):
-            value = load(own + 64 * i)
+            value = load(row_sums + 64 * i)
             if kind == CLAMPED:
-                value = _clamped(value, load(own + 128 + 64 * i), alpha, limit)
+                value = _clamped(value, load(row_sums + 128 + 64 * i), alpha, limit)
             elif gated:
-                value = mul(_activated(value, kind), load(own + 128 + 64 * i))
+                value = mul(_activated(value, kind), load(row_sums + 128 + 64 * i))
             else:
                 value = _activated(value, kind)
             if half:

@@ -59,7 +59,7 @@ class Team:
 
 
 @dataclass(slots=True)
-class _Trial:
+class _TeamTrial:
     """Of another number of threads than `before`: seconds over those that passes of the same kind took before."""
 
     before: int
@@ -85,7 +85,7 @@ class TeamSize:
         self._usual: dict[tuple[int, Hashable], float] = {}
         self._then: dict[tuple[int, Hashable], float] = {}  # as usual at the last trial
         self._slow = 0
-        self._trial: _Trial | None = None
+        self._trial: _TeamTrial | None = None
 
     def took(self, kind: Hashable, seconds: float) -> None:
         """Note how long a pass took on `now` threads, and choose for the next one.
@@ -109,9 +109,9 @@ class TeamSize:
             self._try(max(1, self.now // 2))
 
     def _try(self, threads: int) -> None:
-        self._trial, self.now, self._slow = _Trial(self.now), threads, 0
+        self._trial, self.now, self._slow = _TeamTrial(self.now), threads, 0
 
-    def _judge(self, trial: _Trial, kind: Hashable, seconds: float) -> None:
+    def _judge(self, trial: _TeamTrial, kind: Hashable, seconds: float) -> None:
         trial.passes += 1
         if (usual := self._usual.get((trial.before, kind))) is not None:
             trial.ratios.append(seconds / usual)
@@ -151,10 +151,10 @@ def mapped_runtimes() -> list[str]:
     maps = Path("/proc/self/maps")
     if maps.exists():
         lines = (line.split(maxsplit=5) for line in maps.read_text(encoding="utf-8", errors="replace").splitlines())
-        found = dict.fromkeys(line[5] for line in lines if len(line) == 6)
+        libraries = dict.fromkeys(line[5] for line in lines if len(line) == 6)
     else:
-        found = dict.fromkeys(str(path) for path in (Path(torch.__file__).parent / "lib").glob("*omp*"))
-    return [path for path in found if Path(path).name.startswith(NAMES)]
+        libraries = dict.fromkeys(str(path) for path in (Path(torch.__file__).parent / "lib").glob("*omp*"))
+    return [path for path in libraries if Path(path).name.startswith(NAMES)]
 
 
 @part_of_compiled

@@ -67,7 +67,7 @@ PAIRS, PAIRS_OF_16 = ir.VectorType(Bfloat(), 32), ir.VectorType(I16, 32)
 
 def dot_pairs(builder: Builder, sums: Value, a: Value, b: Value) -> Value:
     """Emit sums + a.even * b.even + a.odd * b.odd for lanes of bfloat16 pairs."""
-    pairs = [builder.bitcast(one, PAIRS) for one in (a, b)]
+    pairs = [builder.bitcast(operand, PAIRS) for operand in (a, b)]
     return call_named(builder, "llvm.x86.avx512bf16.dpbf16ps.512", F32V, sums, *pairs)
 
 
@@ -78,9 +78,9 @@ def dot_bytes(builder: Builder, sums: Value, unsigned: Value, signed: Value, *, 
     """
     if native:
         return call_named(builder, "llvm.x86.avx512.vpdpbusd.512", I32V, sums, unsigned, signed)
-    one, other = (builder.bitcast(value, PAIRS_OF_16) for value in (unsigned, signed))
-    low = (builder.and_(one, _sixteens(255)), builder.ashr(builder.shl(other, _sixteens(8)), _sixteens(8)))
-    high = (builder.lshr(one, _sixteens(8)), builder.ashr(other, _sixteens(8)))
+    left, right = (builder.bitcast(value, PAIRS_OF_16) for value in (unsigned, signed))
+    low = (builder.and_(left, _sixteens(255)), builder.ashr(builder.shl(right, _sixteens(8)), _sixteens(8)))
+    high = (builder.lshr(left, _sixteens(8)), builder.ashr(right, _sixteens(8)))
     for pair in (low, high):
         sums = builder.add(sums, _pairs_of_16(builder, *pair))
     return sums
@@ -93,11 +93,11 @@ def _sixteens(value: int) -> Value:
 def _pairs_of_16(builder: Builder, a: Value, b: Value) -> Value:
     """Emit a.even * b.even + a.odd * b.odd of lanes of signed 16-bit pairs, int32."""
     if not NARROW:
-        whole = builder.mul(*(builder.sext(one, ir.VectorType(I32, 32)) for one in (a, b)))
+        whole = builder.mul(*(builder.sext(operand, ir.VectorType(I32, 32)) for operand in (a, b)))
         return builder.add(*(_picked(builder, whole, range(first, 32, 2)) for first in (0, 1)))
-    halves = [[_picked(builder, one, range(first, first + 16)) for one in (a, b)] for first in (0, 16)]
-    found = [call_named(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), *half) for half in halves]
-    return builder.shuffle_vector(*found, ir.Constant(I32V, list(range(16))))
+    halves = [[_picked(builder, operand, range(first, first + 16)) for operand in (a, b)] for first in (0, 16)]
+    sums = [call_named(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), *half) for half in halves]
+    return builder.shuffle_vector(*sums, ir.Constant(I32V, list(range(16))))
 
 
 def _picked(builder: Builder, lanes: Value, places: Iterable[int]) -> Value:
@@ -131,14 +131,14 @@ class StripLoop:
         index.add_incoming(ir.Constant(I64, 0), before)
         for phi, value in zip(kept, first, strict=True):
             phi.add_incoming(value, before)
-        found = self._group(weights, starts, index, list(kept), ahead)
+        next_sums = self._group(weights, starts, index, list(kept), ahead)
         following = builder.add(index, ir.Constant(I64, 1))
         index.add_incoming(following, builder.block)
-        for phi, value in zip(kept, found, strict=True):
+        for phi, value in zip(kept, next_sums, strict=True):
             phi.add_incoming(value, builder.block)
         builder.cbranch(builder.icmp_signed("<", following, groups), loop, after)
         builder.position_at_end(after)
-        for (row, column), value in zip(cells, found, strict=True):
+        for (row, column), value in zip(cells, next_sums, strict=True):
             store_at(builder, outs[row], value, column * 64)
 
     def _group(self, weights: Value, starts: list[Value], index: Value, sums: list[Value], ahead: Value) -> list[Value]:
@@ -154,8 +154,8 @@ class StripLoop:
             kind = F32V if self.kind == FULL else I32V
             strip = [load_at(builder, at, kind, step * STEP + column * 64) for column in range(self.columns)]
             for row in range(self.rows):
-                own = slice(row * self.columns, (row + 1) * self.columns)
-                sums[own] = self._step(strip, rows[row], step * (self.pitch // GROUP), sums[own])
+                columns = slice(row * self.columns, (row + 1) * self.columns)
+                sums[columns] = self._step(strip, rows[row], step * (self.pitch // GROUP), sums[columns])
         return sums
 
     def _step(self, strip: list[Value], row: Value, offset: int, sums: list[Value]) -> list[Value]:

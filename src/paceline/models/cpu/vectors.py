@@ -36,7 +36,7 @@ LANES = 16
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 FLOAT = ir.FloatType()
-F32V, I32V, I16V = (ir.VectorType(one, LANES) for one in (FLOAT, I32, I16))
+F32V, I32V, I16V = (ir.VectorType(lane, LANES) for lane in (FLOAT, I32, I16))
 
 Builder = Any
 Value = Any
@@ -136,8 +136,8 @@ def call_named(builder: Builder, name: str, result: Any, *args: Value) -> Value:
 def splat(builder: Builder, scalar: Value) -> Value:
     """Emit all lanes of one scalar."""
     empty = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
-    one = builder.insert_element(empty, scalar, ir.Constant(I32, 0))
-    return builder.shuffle_vector(one, empty, ir.Constant(I32V, [0] * LANES))
+    first = builder.insert_element(empty, scalar, ir.Constant(I32, 0))
+    return builder.shuffle_vector(first, empty, ir.Constant(I32V, [0] * LANES))
 
 
 def fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
@@ -359,8 +359,8 @@ def call(builder: Builder, address: Value) -> None:
 @lowered(Int, Int)
 def call_int(builder: Builder, address: Value) -> Value:
     """Call the C function `int f(void)` at an address."""
-    found = builder.call(builder.inttoptr(address, ir.FunctionType(I32, []).as_pointer()), [])
-    return builder.sext(found, I64)
+    result = builder.call(builder.inttoptr(address, ir.FunctionType(I32, []).as_pointer()), [])
+    return builder.sext(result, I64)
 
 
 @lowered(Nothing, *[Int] * 6)

@@ -30,8 +30,8 @@ def common_own_slots(seen: int, row: int, stop: int) -> tuple[int, int]:
     _, least = own_slots(seen, row)
     most = least
     for other in range(row, stop):
-        own, more = own_slots(seen, other)
-        if own != shared + 8 * count:
+        listed, more = own_slots(seen, other)
+        if listed != shared + 8 * count:
             return 0, 0
         least, most = min(least, more), max(most, more)
     return least, most

@@ -1,4 +1,4 @@
-from .formats.base import Target as Target
+from .formats.base import HeadTarget as HeadTarget
 from .formats.known import WRITTEN as WRITTEN
 from .formats.known import writer as writer
 from .head_config import HeadConfig as HeadConfig

@@ -78,9 +78,9 @@ class HeadConfig:
         integer("hidden_size", self.hidden_size, 1)
         integer("vocab_size", self.vocab_size, 1)
         integer("draft_vocab_size", self.draft_vocab_size, 1, self.vocab_size)
-        one = self.method in ("eagle", "eagle3")
-        integer("num_heads", self.num_heads, 1, 1 if one else MOST)
-        integer("num_layers", self.num_layers, 1, 1 if one else MOST)
+        single = self.method in ("eagle", "eagle3")
+        integer("num_heads", self.num_heads, 1, 1 if single else MOST)
+        integer("num_layers", self.num_layers, 1, 1 if single else MOST)
         for name in ("normed", "norm_before_residual", "tie_weights", "scale_input"):
             need(isinstance(getattr(self, name), bool), name, "be true or false", getattr(self, name))
         self._check_taps()
@@ -115,14 +115,14 @@ class HeadConfig:
     @property
     def kv_heads(self) -> int:
         """Key-value heads of the decoder layer."""
-        found: int = self.layer.get("num_key_value_heads") or self.layer["num_attention_heads"]
-        return found
+        count: int = self.layer.get("num_key_value_heads") or self.layer["num_attention_heads"]
+        return count
 
     @property
     def head_dim(self) -> int:
         """Dimensions of an attention head of the decoder layer."""
-        found: int = self.layer.get("head_dim") or self.hidden_size // self.layer["num_attention_heads"]
-        return found
+        size: int = self.layer.get("head_dim") or self.hidden_size // self.layer["num_attention_heads"]
+        return size
 
     def taps_in(self, num_layers: int) -> tuple[int, ...]:
         """The layers of a target of so many layers whose states are read."""
@@ -133,15 +133,15 @@ class HeadConfig:
         return asdict(self) | {"taps": list(self.taps)}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> HeadConfig:
+    def from_json(cls, stored: Mapping[str, Any]) -> HeadConfig:
         """The inverse of `as_json`.
 
         Raises:
             ConfigError: an unknown key, one that is missing, or a value as above.
         """
-        names = [one.name for one in fields(cls)]
-        reject_unknown("paceline_head", found, names)
-        absent = [name for name in names[:4] if name not in found]
-        need(not absent, "paceline_head", f"have {', '.join(absent)}", dict(found))
-        taps = found.get("taps", [])
-        return cls(**{**found, "taps": tuple(taps) if isinstance(taps, list) else taps})
+        names = [field.name for field in fields(cls)]
+        reject_unknown("paceline_head", stored, names)
+        absent = [name for name in names[:4] if name not in stored]
+        need(not absent, "paceline_head", f"have {', '.join(absent)}", dict(stored))
+        taps = stored.get("taps", [])
+        return cls(**{**stored, "taps": tuple(taps) if isinstance(taps, list) else taps})

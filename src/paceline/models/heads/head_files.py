@@ -47,14 +47,14 @@ def read_head(
             one that drafts no token of the target; UnsupportedModelError for pickled or quantised weights.
     """
     folder = resolve(head)
-    found = _stored_config(folder)
+    folder_config = _stored_config(folder)
     checkpoint = Checkpoint(folder)
     shapes = {name: entry.shape for name, entry in checkpoint.entries.items()}
-    foreign = None if KEY in found else format_of(found, shapes, folder)
+    foreign = None if KEY in folder_config else format_of(folder_config, shapes, folder)
     if foreign is None:
-        config, names = _own_config(found[KEY], folder), {name: name for name in shapes}
+        config, names = _own_config(folder_config[KEY], folder), {name: name for name in shapes}
     else:
-        config = foreign_config(foreign, found, shapes, target.num_layers, folder)
+        config = foreign_config(foreign, folder_config, shapes, target.num_layers, folder)
         named = {stored: foreign.canonical(stored, config) for stored in shapes}
         names = {stored: name for stored, name in named.items() if name is not None}
     _check_target(config, folder, target, tokenizer)
@@ -85,22 +85,22 @@ def _stored_config(folder: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_CONFIG:
             raise CheckpointError(f"{path} has more than {MAX_CONFIG} bytes; give the folder of a head")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} cannot be read ({error}); give the folder of a head") from error
-    if not isinstance(found, dict):
+    if not isinstance(stored, dict):
         raise CheckpointError(f"{path} holds no object; give the folder of a head")
-    return found
+    return stored
 
 
-def _own_config(found: object, folder: Path) -> HeadConfig:
+def _own_config(stored: object, folder: Path) -> HeadConfig:
     path = folder / "config.json"
-    if not isinstance(found, dict):
+    if not isinstance(stored, dict):
         raise CheckpointError(f"{path}: {KEY!r} must be an object; give the folder of a head")
     try:
-        return HeadConfig.from_json(found)
+        return HeadConfig.from_json(stored)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
@@ -133,8 +133,8 @@ def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
         part.mkdir(parents=True)
-        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        save_file(own, part / SINGLE, metadata={"format": "pt"})
+        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        save_file(copies, part / SINGLE, metadata={"format": "pt"})
         text = json.dumps(config, indent=2, ensure_ascii=False)
         (part / "config.json").write_text(text + "\n", encoding="utf-8")
         shutil.copymode(part / "config.json", part / SINGLE)  # safetensors lets the owner alone read it
@@ -152,7 +152,7 @@ def _tensors(checkpoint: Checkpoint, names: Mapping[str, str], folder: Path) -> 
     """Tensors by their canonical names, from those that they are stored by."""
     from safetensors import safe_open
 
-    found = {}
+    tensors = {}
     for stored, name in names.items():
         entry, wanted = checkpoint.entries[stored], ("I64",) if name == "draft_to_target" else FLOATS
         if entry.dtype not in wanted:
@@ -160,8 +160,8 @@ def _tensors(checkpoint: Checkpoint, names: Mapping[str, str], folder: Path) -> 
                 f"{folder}: {stored} is stored as {entry.dtype}, a head's are {' or '.join(wanted)}; write it again"
             )
         with safe_open(entry.file, framework="pt", device="cpu") as file:
-            found[name] = file.get_tensor(stored)
-    return found
+            tensors[name] = file.get_tensor(stored)
+    return tensors
 
 
 def _check_ids(ids: torch.Tensor, config: HeadConfig, folder: Path) -> None:
@@ -185,7 +185,7 @@ def _known(
             f"0..{target.vocab_size - 1}; use one that was trained for this model"
         )
     cut = replace(config, draft_vocab_size=count)
-    return cut, {name: one[:count] if drafted_rows(name) else one for name, one in weights.items()}
+    return cut, {name: weight[:count] if drafted_rows(name) else weight for name, weight in weights.items()}
 
 
 def _check_target(config: HeadConfig, folder: Path, target: ModelInfo, tokenizer: Callable[[], str]) -> None:
@@ -199,18 +199,23 @@ def _check_target(config: HeadConfig, folder: Path, target: ModelInfo, tokenizer
     deepest = max(config.taps, default=-1)
     if deepest > target.num_layers:
         pairs.append(("num_layers", deepest, target.num_layers))
-    own, its = _shape(config.target.get("fingerprint", "")), _shape(target.fingerprint)
+    trained_shape, its = _shape(config.target.get("fingerprint", "")), _shape(target.fingerprint)
     different = [(name, a, b) for name, a, b in pairs if a != b]
     words: tuple[str, object, object] | None = different[0] if different else None
-    if words is None and own and own.startswith("transformers-") == its.startswith("transformers-") and own != its:
-        words = ("shape", own, its)
+    if (
+        words is None
+        and trained_shape
+        and trained_shape.startswith("transformers-") == its.startswith("transformers-")
+        and trained_shape != its
+    ):
+        words = ("shape", trained_shape, its)
     if words is None and (wanted := config.target.get("tokenizer")) and (here := tokenizer()) and wanted != here:
         words = ("tokenizer", wanted, here)
     if words is not None:
-        made = f" (trained for {config.target['name']})" if "name" in config.target else ""
+        trained_for = f" (trained for {config.target['name']})" if "name" in config.target else ""
         raise CheckpointError(
-            f"the head {folder}{made} is for {words[0]} {words[1]}, but {target.name} has {words[2]}; use one that was "
-            "trained for this model"
+            f"the head {folder}{trained_for} is for {words[0]} {words[1]}, but {target.name} has {words[2]}; use one "
+            "that was trained for this model"
         )
 
 

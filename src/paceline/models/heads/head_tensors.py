@@ -100,10 +100,10 @@ def _layer(config: HeadConfig, prefix: str, inputs: int, *, normed: bool) -> Ite
 def _mlp_speculator(config: HeadConfig) -> Iterator[HeadTensor]:
     inner, tied = config.inner_size or config.hidden_size, config.tie_weights
     for head in range(config.num_heads):
-        own = not (tied and head)
-        if own or head == 1:
+        has_own_head = not (tied and head)
+        if has_own_head or head == 1:
             yield HeadTensor(f"heads.{head}.proj.weight", (inner, inner if head else config.hidden_size))
-        if own:
+        if has_own_head:
             yield HeadTensor(f"heads.{head}.embed.weight", (config.vocab_size, inner))
             yield HeadTensor(f"heads.{head}.norm.weight", (inner,))
             yield HeadTensor(f"heads.{head}.norm.bias", (inner,), optional=True)
@@ -118,7 +118,7 @@ def check_tensors(config: HeadConfig, shapes: Mapping[str, Sequence[int]], where
     Raises:
         CheckpointError: naming the first of them.
     """
-    known = {one.name: one for one in tensors_of(config)}
+    known = {tensor.name: tensor for tensor in tensors_of(config)}
     for name, shape in shapes.items():
         if name not in known:
             raise CheckpointError(f"{where}: a head of method {config.method!r} has no tensor {name!r}; leave it out")
@@ -126,7 +126,7 @@ def check_tensors(config: HeadConfig, shapes: Mapping[str, Sequence[int]], where
             raise CheckpointError(
                 f"{where}: {name} must have shape {known[name].shape} by its config.json, got {tuple(shape)}"
             )
-    absent = [one.name for one in known.values() if not one.optional and one.name not in shapes]
+    absent = [tensor.name for tensor in known.values() if not tensor.optional and tensor.name not in shapes]
     if absent:
         raise CheckpointError(
             f"{where} lacks {absent[0]}{f' and {len(absent) - 1} more tensors' * (len(absent) > 1)}; write it again"

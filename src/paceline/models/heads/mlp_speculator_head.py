@@ -29,7 +29,7 @@ EPS: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _SpeculatorStage:
     """One head: tables (vocabulary, m) and vectors (m,) of the state's width, and maps."""
 
     embed: torch.Tensor
@@ -46,18 +46,18 @@ class MLPSpeculatorHead(PathHeads):
 
     def _build(self, config: HeadConfig, weights: Weights) -> None:
         width, kept = config.inner_size or config.hidden_size, 0.5 ** (0.5 / config.num_heads)
-        made = cache(partial(linear, weights))  # tied heads share their maps
+        make_map = cache(partial(linear, weights))  # tied heads share their maps
         self._kept, self._added = kept, ((1.0 - kept**2) * width / 2) ** 0.5
         self._scale_input, self._stages = config.scale_input, []
         for k in range(config.num_heads):
             name, proj = ("heads.0", min(k, 1)) if config.tie_weights else (f"heads.{k}", k)
             self._stages.append(
-                _Stage(
+                _SpeculatorStage(
                     embed=weights[f"{name}.embed.weight"],
-                    proj=made(f"heads.{proj}.proj"),
+                    proj=make_map(f"heads.{proj}.proj"),
                     norm=weights[f"{name}.norm.weight"],
                     bias=weights.get(f"{name}.norm.bias", 0.0),
-                    head=made(f"{name}.head"),
+                    head=make_map(f"{name}.head"),
                 )
             )
 
@@ -67,11 +67,11 @@ class MLPSpeculatorHead(PathHeads):
 
     @torch.inference_mode()
     def step(self, memory: torch.Tensor, tokens: Sequence[int], depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        one = self._stages[depth]
-        embedded = one.embed[torch.tensor(tokens, device=memory.device)]
-        state = normed(self._kept * one.proj(memory) + self._added * embedded)
-        state = F.gelu(state * one.norm + one.bias)
-        return one.head(state), state
+        stage = self._stages[depth]
+        embedded = stage.embed[torch.tensor(tokens, device=memory.device)]
+        state = normed(self._kept * stage.proj(memory) + self._added * embedded)
+        state = F.gelu(state * stage.norm + stage.bias)
+        return stage.head(state), state
 
 
 def normed(x: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,8 @@ from typing import Final
 import torch
 
 from paceline.errors import CapabilityError
-from paceline.models.base import HasEmbedding, HasHead, ModelInfo, Runner
+from paceline.models.abilities import HasEmbedding, HasHead
+from paceline.models.base import ModelInfo, Runner
 
 AT_ONCE: Final = 64
 """Unit vectors that the head is asked of at once."""
@@ -32,12 +33,12 @@ def head_of(target: Runner, name: str) -> HasHead:
     Raises:
         CapabilityError: it cannot.
     """
-    if not target.capabilities.head or not isinstance(target, HasHead):
+    if not isinstance(target, HasHead):
         raise _lacking(target, name, "head")
     return target
 
 
-def embedding_of(own: torch.Tensor | None, target: Runner, name: str) -> Callable[[Sequence[int]], torch.Tensor]:
+def embedding_of(rows: torch.Tensor | None, target: Runner, name: str) -> Callable[[Sequence[int]], torch.Tensor]:
     """(r, hidden) embeddings of tokens, from rows (v, hidden) or the target.
 
     Args:
@@ -45,9 +46,9 @@ def embedding_of(own: torch.Tensor | None, target: Runner, name: str) -> Callabl
     Raises:
         CapabilityError: there are no rows, and the target cannot embed.
     """
-    if own is not None:
-        return lambda tokens: own[torch.tensor(tokens, device=own.device)]
-    if not target.capabilities.input_embeddings or not isinstance(target, HasEmbedding):
+    if rows is not None:
+        return lambda tokens: rows[torch.tensor(tokens, device=rows.device)]
+    if not isinstance(target, HasEmbedding):
         raise _lacking(target, name, "input embeddings")
     return target.embed
 

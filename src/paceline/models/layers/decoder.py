@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch.nn import functional as F
 
-from paceline.models.attention.tree_attention import Step
+from paceline.models.attention.tree_attention import AttentionStep
 from paceline.models.base import ALL_LAYERS, LayerPlan
 from paceline.models.layers.experts import make_mlp, make_moe
 from paceline.models.layers.latent import LatentAttention, make_latent_norm
@@ -183,39 +183,43 @@ def rotate_(heads: torch.Tensor, rotation: Rotation) -> None:
     heads.mul_(cos).addcmul_(swapped, signed_sin)
 
 
-class DecoderLayer:
-    """One layer; takes its weights out of `own` as it packs them."""
+class PackedLayer:
+    """One layer; takes its weights out of `layer_weights` as it packs them."""
 
     __slots__ = (
         "_attn_norm", "_heads", "_index", "_mlp_norm", "_o", "_parallel", "_post_attn_norm", "_post_mlp_norm",
         "_qk_norm", "_qkv", "_residual", "_rope", "_rotated", "_shape", "_sinks", "feed_forward",
     )  # fmt: skip
 
-    def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, own: OwnWeights) -> None:
+    def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, layer_weights: OwnWeights) -> None:
         layer = spec.layers[index]
         self._index, self._rope, self._residual = index, layer.rope, spec.residual_multiplier
         self._heads, self._rotated = shape.heads + 2 * shape.kv_heads, shape.heads + shape.kv_heads
         self._shape = (-1, self._heads, shape.head_dim)
-        self._attn_norm, self._post_attn_norm = own.norm("attn_norm"), own.norm("post_attn_norm")
-        self._mlp_norm, self._post_mlp_norm = own.norm("mlp_norm"), own.norm("post_mlp_norm")
+        self._attn_norm, self._post_attn_norm = layer_weights.norm("attn_norm"), layer_weights.norm("post_attn_norm")
+        self._mlp_norm, self._post_mlp_norm = layer_weights.norm("mlp_norm"), layer_weights.norm("post_mlp_norm")
         self._parallel = spec.parallel
         if spec.parallel:
             self._mlp_norm = self._attn_norm
-        self._sinks = sinks_by_head(own.take("sinks"), shape) if spec.attention_sinks else None
+        self._sinks = sinks_by_head(layer_weights.take("sinks"), shape) if spec.attention_sinks else None
         order = head_order(shape)
         if spec.latent is None:
             rows = torch.cat([order, torch.arange(len(order), len(order) + 2 * shape.kv_heads * shape.head_dim)])
-            self._qkv, self._o = own.linear("qkv", rows=rows), own.linear("o", columns=order)
+            self._qkv, self._o = layer_weights.linear("qkv", rows=rows), layer_weights.linear("o", columns=order)
         else:
-            latent = own.latent(spec.latent, shape.heads)
+            latent = layer_weights.latent(spec.latent, shape.heads)
             self._qkv, self._o = latent.qkv, latent.output
-        self._qk_norm = own.qk_norm(shape, order)
-        self.feed_forward = own.mixture() if layer.moe else make_mlp(spec, own.linear("gate_up"), own.linear("down"))
+        self._qk_norm = layer_weights.qk_norm(shape, order)
+        self.feed_forward = (
+            layer_weights.mixture()
+            if layer.moe
+            else make_mlp(spec, layer_weights.linear("gate_up"), layer_weights.linear("down"))
+        )
 
     def run(
         self,
         x: torch.Tensor,
-        step: Step,
+        step: AttentionStep,
         rotations: Rotations,
         *,
         attention: bool = True,
@@ -230,7 +234,7 @@ class DecoderLayer:
             self._add(x, self._transformed(x) if beside is None else beside, self._post_mlp_norm)
 
     def _attended(
-        self, x: torch.Tensor, step: Step, rotations: Rotations, added_qkv: torch.Tensor | None
+        self, x: torch.Tensor, step: AttentionStep, rotations: Rotations, added_qkv: torch.Tensor | None
     ) -> torch.Tensor:
         qkv = self._qkv(x if self._attn_norm is None else self._attn_norm(x))
         qkv = (qkv if added_qkv is None else qkv + added_qkv).view(self._shape)
@@ -274,7 +278,7 @@ class Decoder:
         self._norm = norm_of(spec, weights, "final_norm") or torch.clone
         self._scale = torch.tensor(spec.embedding_multiplier, dtype=self.dtype).item()
         self.layers = [
-            DecoderLayer(spec, self.shape, i, OwnWeights(weights, f"layers.{i}.", spec, row_invariant, self.dtype))
+            PackedLayer(spec, self.shape, i, OwnWeights(weights, f"layers.{i}.", spec, row_invariant, self.dtype))
             for i in range(spec.num_layers)
         ]
 
@@ -305,7 +309,7 @@ class Decoder:
     def run(
         self,
         x: torch.Tensor,
-        step: Step,
+        step: AttentionStep,
         rotations: Rotations,
         plan: LayerPlan = ALL_LAYERS,
         taps: Collection[int] = (),

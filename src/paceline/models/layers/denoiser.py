@@ -92,8 +92,8 @@ class DenoiserLayer:
             [norm(weights[f"{self._at}{name}_norm.weight"], model.norm_eps) for name in "qk"] if model.qk_norm else None
         )
         self._qkv, self._o = self._linear("qkv"), self._linear("o")
-        if model.layers[index].moe:
-            self._mlp = self._mixture(spec)
+        if model.layers[index].moe and model.moe is not None:
+            self._mlp = self._mixture(spec, model.moe)
         else:
             self._mlp = make_mlp(model, self._linear("gate_up"), self._linear("down"))
         del self._weights
@@ -102,9 +102,7 @@ class DenoiserLayer:
         weight, bias = self._weights[f"{self._at}{name}.weight"], self._weights.get(f"{self._at}{name}.bias")
         return make_linear(weight, bias, row_invariant=self._invariant)
 
-    def _mixture(self, spec: DenoiserSpec) -> Map:
-        moe = spec.model.moe
-        assert moe is not None
+    def _mixture(self, spec: DenoiserSpec, moe: MoeSpec) -> Map:
         stacks = [self._weights[f"{self._at}experts.{name}"].unbind(0) for name in ("gate_up", "down")]
         maps = [[make_linear(weight, row_invariant=self._invariant) for weight in stack] for stack in stacks]
         if spec.routing is None:

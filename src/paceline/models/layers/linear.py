@@ -265,7 +265,7 @@ def by_blocks(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | No
     if len(weight) <= rows:
         return F.linear(x, dense(weight, scale, x.dtype), bias)
     parts = zip(weight.split(rows), scale.split(rows), strict=True)
-    out = torch.cat([F.linear(x, dense(own, factor, x.dtype)) for own, factor in parts], -1)
+    out = torch.cat([F.linear(x, dense(part, factor, x.dtype)) for part, factor in parts], -1)
     return out if bias is None else out.add_(bias)
 
 
@@ -283,15 +283,15 @@ def _direct(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     if DIRECT_SERVES.get(key) is False:
         return None
     try:
-        found = _direct_int8(weight, scale, bias) if weight.dtype is torch.int8 else _direct_int4(weight, scale, bias)
+        direct = _direct_int8(weight, scale, bias) if weight.dtype is torch.int8 else _direct_int4(weight, scale, bias)
         if key not in DIRECT_SERVES:
-            DIRECT_SERVES[key] = found is not None and _agrees(
-                found, partial(by_blocks, weight, scale, bias), weight, dtype
+            DIRECT_SERVES[key] = direct is not None and _agrees(
+                direct, partial(by_blocks, weight, scale, bias), weight, dtype
             )
     except (RuntimeError, AttributeError, NotImplementedError, TypeError) as reason:
         log.debug("no direct product with %s weights here: %s", weight.dtype, reason)
         DIRECT_SERVES[key] = False
-    return found if DIRECT_SERVES[key] else None
+    return direct if DIRECT_SERVES[key] else None
 
 
 DIRECT_SERVES: dict[tuple[object, ...], bool] = {}

@@ -163,8 +163,8 @@ def _attention_scaling(spec: RopeSpec) -> float:
     """The factor on cosines and sines: 1 but for yarn and longrope."""
     if spec.kind not in {"yarn", "longrope"}:
         return 1.0
-    if (given := _optional(spec, "attention_factor")) is not None:
-        return given
+    if (declared := _optional(spec, "attention_factor")) is not None:
+        return declared
     factor = _factor(spec)
     if factor <= 1.0:
         return 1.0
@@ -220,12 +220,12 @@ class Rotary:
         self.reserve((positions[-1] if isinstance(positions, range) else max(positions)) + 1)
         if isinstance(positions, range):
             start, count = positions[0], len(positions)
-            found = {
+            tables = {
                 key: (c.narrow(0, start, count), s.narrow(0, start, count)) for key, (c, s) in self._tables.items()
             }
         else:
-            found = self.select(torch.tensor(positions, device=self._device))
-        return found | self.by_length(positions, lengths)
+            tables = self.select(torch.tensor(positions, device=self._device))
+        return tables | self.by_length(positions, lengths)
 
     def select(self, positions: torch.Tensor) -> dict[str, Rotation]:
         """Rotations of the kinds that depend on the position alone, for (r,) int64 positions below `size`."""

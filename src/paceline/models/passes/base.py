@@ -50,7 +50,7 @@ class Passes(Protocol):
     def run(
         self,
         segments: Sequence[Segment],
-        inputs: Sequence[int] | torch.Tensor,
+        fed: Sequence[int] | torch.Tensor,
         lengths: Sequence[tuple[int, int]],
         plan: LayerPlan = ALL_LAYERS,
         taps: Collection[int] = (),
@@ -62,7 +62,7 @@ class Passes(Protocol):
         """Run the planned layers over all rows of the segments.
 
         Args:
-            inputs: the rows' tokens, or (r, hidden) states before layer `plan.first` (embeddings if that is 0), not
+            fed: the rows' tokens, or (r, hidden) states before layer `plan.first` (embeddings if that is 0), not
                 modified.
             lengths: runs of (rows, sequence length), for rotary kinds that depend on it.
             taps: layers whose output is wanted; -1 is the embedding, the number of layers the normed output.

@@ -34,7 +34,7 @@ from paceline.models.cpu.vectors import LANES
 from paceline.models.layers.rope import Rotary
 from paceline.models.passes.base import PassResult
 from paceline.models.passes.packed_weights import PackedWeights
-from paceline.models.passes.packing import ROWS, Packing, Table, Weights, Workspace, constants
+from paceline.models.passes.packing import ROWS, Packing, PassWorkspace, RecordTable, Weights, constants
 from paceline.models.spec import ModelSpec, attention_shape
 from paceline.models.state.arena import Arena
 from paceline.models.state.window_slots import Ints
@@ -94,8 +94,8 @@ class CompiledDecoder:
             activation_bits=activation_bits,
         )  # fmt: skip
         self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
-        self.frame, self.layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
-        self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}
+        self.frame, self.layers = RecordTable(at.FRAME_FIELDS), RecordTable(at.LAYER_FIELDS, spec.num_layers)
+        self._ropes = {key: RecordTable(at.ROPE_FIELDS) for key in spec.ropes}
         self.seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
         self._iota, self._aimed = np.arange(ROWS), False
         self._row_bytes = spec.hidden_size * self.dtype.itemsize
@@ -113,10 +113,10 @@ class CompiledDecoder:
             self.frame.put(constants(spec, self.dtype, self._kind) | self._packing.ends())
             done(1)
             self._pack_layers(spec, done)
-        packed.keep()
+        packed.store()
         weights.pop("embed.weight", None)
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
-        self._workspace: Workspace | None = None
+        self._workspace: PassWorkspace | None = None
         self._team_size, self._extent = TeamSize(1), (0, 0, 0, 0)
         self._room, self._scores, self._parts = 0, torch.zeros(0), torch.zeros(0)
         arena.masked, self._adds = False, False
@@ -131,7 +131,7 @@ class CompiledDecoder:
         start, size, rows = address(self.seen), self.seen[0].nbytes, address(self._rows)
         for index, layer in enumerate(spec.layers):
             rope = 0 if layer.rope is None else self._ropes[layer.rope].address
-            slots = rows + 8 * ROWS * (1 if self._arena.near is None or layer.window is None else 4)
+            slots = rows + 8 * ROWS * (1 if self._arena.windowed is None or layer.window is None else 4)
             in_strips = self._in_strips and layer.window is None  # rows with a window share no list of slots
             places = {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index], at.SLOT: slots}
             places[at.IN_STRIPS] = int(in_strips)
@@ -171,7 +171,7 @@ class CompiledDecoder:
     def run(
         self,
         segments: Sequence[Segment],
-        inputs: Sequence[int] | torch.Tensor,
+        fed: Sequence[int] | torch.Tensor,
         lengths: Lengths,
         plan: LayerPlan = ALL_LAYERS,
         taps: Collection[int] = (),
@@ -187,21 +187,23 @@ class CompiledDecoder:
         kept = {layer: torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) for layer in taps}
         result = torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) if states else self._no_states
         wanted = range(rows) if logits is None else logits
-        self._ready(max(segment.cache.length + segment.inputs for segment in segments))
+        self._ready(max(segment.cache.length + segment.slots for segment in segments))
         self._plan(plan)
         logits_of, best, done = list[torch.Tensor](), list[int](), 0
         for parts in split_into_passes(segments, ROWS):
             count = sum(part.stop - part.first for part in parts)
-            self._from(inputs[done : done + count], count)
+            self._from(fed[done : done + count], count)
             if -1 in kept and plan.first == 0:
-                given = inputs[done : done + count]
-                kept[-1][done : done + count] = given if isinstance(given, torch.Tensor) else self.embed(given)
+                states_in = fed[done : done + count]
+                kept[-1][done : done + count] = (
+                    states_in if isinstance(states_in, torch.Tensor) else self.embed(states_in)
+                )
             self._targets(kept, result, done)
             self._add_to_qkv(added_qkv, done)
             lists = self._place(parts, lengths, done)
             picked = wanted if count == rows else [row - done for row in wanted if done <= row < done + count]
-            found, tokens = self._go(picked, count)
-            logits_of.append(found)
+            head_rows, tokens = self._go(picked, count)
+            logits_of.append(head_rows)
             best += tokens
             del lists
             done += count
@@ -214,7 +216,7 @@ class CompiledDecoder:
             return
         self._fitting = (0, -1, 0)
         if self._workspace is None or self._workspace.threads != threads:
-            self._workspace = Workspace(self.spec, self._kind, threads, quantized=self._quantized)
+            self._workspace = PassWorkspace(self.spec, self._kind, threads, quantized=self._quantized)
             self._team_size = TeamSize(threads)
             self._parts = torch.zeros(threads * ROWS * BEST_BYTES, dtype=torch.uint8)
             self.frame.put(self._workspace.fields | {at.PARTS: self._parts.data_ptr(), at.PARTS_ROWS: ROWS})
@@ -248,17 +250,17 @@ class CompiledDecoder:
             self.layers.put(runs, index)
         self._planned = plan
 
-    def _from(self, inputs: Sequence[int] | torch.Tensor, count: int) -> None:
+    def _from(self, fed: Sequence[int] | torch.Tensor, count: int) -> None:
         """Point at the rows' inputs."""
         size, scale = self._row_bytes, 1.0
-        if isinstance(inputs, torch.Tensor):
-            self._rows[0, :count] = inputs.data_ptr() + size * np.arange(count)
+        if isinstance(fed, torch.Tensor):
+            self._rows[0, :count] = fed.data_ptr() + size * np.arange(count)
         elif isinstance(self.embedding, BlockRows):
-            self._made = self.embed(inputs)
+            self._made = self.embed(fed)
             self._rows[0, :count] = self._made.data_ptr() + size * np.arange(count)
         else:
             first = self.embedding.data_ptr()
-            self._rows[0, :count] = [first + size * token for token in inputs]
+            self._rows[0, :count] = [first + size * token for token in fed]
             scale = float(self.spec.embedding_multiplier)
         self.frame.put({at.ROWS: count, at.SCALE: scale})
 
@@ -292,18 +294,18 @@ class CompiledDecoder:
         for part in parts:
             segment, count = part.segment, part.stop - part.first
             length = segment.cache.length
-            slots = self._slots.of(segment.cache, length + segment.inputs, lists)
+            slots = self._slots.of(segment.cache, length + segment.slots, lists)
             self._rows[1, row : row + count] = slots[0][length + part.first : length + part.stop]
-            if segment.depths is None:
+            if segment.tree is None:
                 self._rows[2, row : row + count] = list(range(length + part.first, length + part.stop))
             else:
-                self._rows[2, row : row + count] = segment.depths[part.first : part.stop] + length
-            near = slots
-            if self._arena.near is not None:
-                near = self._slots.near(self._arena.near, segment.cache, slots[0], lists)
-                self._rows[4, row : row + count] = near[0][length + part.first : length + part.stop]
+                self._rows[2, row : row + count] = segment.tree.depths[part.first : part.stop] + length
+            windowed = slots
+            if self._arena.windowed is not None:
+                windowed = self._slots.windowed(self._arena.windowed, segment.cache, slots[0], lists)
+                self._rows[4, row : row + count] = windowed[0][length + part.first : length + part.stop]
             for seen, window in zip(self.seen, self.shape.windows, strict=True):
-                fill(part, window, slots if window is None else near, seen[row : row + count], lists)
+                fill(part, window, slots if window is None else windowed, seen[row : row + count], lists)
             row += count
         return self._rotations(row, lengths, done, lists)
 

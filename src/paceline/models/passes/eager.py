@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from paceline.models.attention.segments import Segment
-from paceline.models.attention.tree_attention import BatchStep, Masks, SequenceStep, Step
+from paceline.models.attention.tree_attention import AttentionStep, BatchStep, Masks, SequenceStep
 from paceline.models.base import ALL_LAYERS, LayerPlan
 from paceline.models.layers.decoder import Decoder
 from paceline.models.layers.rope import Rotary
@@ -28,7 +28,7 @@ class EagerPasses:
     def run(
         self,
         segments: Sequence[Segment],
-        inputs: Sequence[int] | torch.Tensor,
+        fed: Sequence[int] | torch.Tensor,
         lengths: Sequence[tuple[int, int]],
         plan: LayerPlan = ALL_LAYERS,
         taps: Collection[int] = (),
@@ -39,22 +39,22 @@ class EagerPasses:
     ) -> PassResult:
         """See `Passes.run`."""
         decoder = self.decoder
-        x = inputs.clone() if isinstance(inputs, torch.Tensor) else decoder.embed(inputs)
+        x = fed.clone() if isinstance(fed, torch.Tensor) else decoder.embed(fed)
         positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
         kept = decoder.run(x, self._step(segments), self.rotary.at(positions, lengths), plan, taps, added_qkv=added_qkv)
         if len(decoder.layers) in taps:
             kept[len(decoder.layers)] = decoder.final_norm(x).contiguous()
         if logits is None:
-            found = decoder.head(x)
+            scores = decoder.head(x)
         elif len(logits) == 1:
-            found = decoder.head(x.narrow(0, logits[0], 1))
+            scores = decoder.head(x.narrow(0, logits[0], 1))
         elif logits:
-            found = decoder.head(x.index_select(0, torch.tensor(logits, device=x.device)))
+            scores = decoder.head(x.index_select(0, torch.tensor(logits, device=x.device)))
         else:
-            found = x.new_empty(0, decoder.spec.vocab_size)
-        return PassResult(found, x if states else x[:0], kept)
+            scores = x.new_empty(0, decoder.spec.vocab_size)
+        return PassResult(scores, x if states else x[:0], kept)
 
-    def _step(self, segments: Sequence[Segment]) -> Step:
+    def _step(self, segments: Sequence[Segment]) -> AttentionStep:
         if len(segments) == 1:
             return SequenceStep(self.decoder.shape, self.masks, segments[0])
         return BatchStep(self.decoder.shape, self.masks, segments)

@@ -4,12 +4,12 @@ contexts are.
 Where no bucket fits, `run` gives None, which sends the caller to the eager path (also the oracle of the tests: without
 capture the same body runs on any device).
 
-A call is padded to a bucket (b sequences, n rows fed of m inputs each, s cache slots). Everything that varies goes into
-one int64 buffer: tokens, positions, write slots, lengths, depths, who sees whom, block tables; the graph computes masks
-and rotations from it. From so many slots on, prefix and inputs are attended to apart, without a mask of rows by slots
-(models.attention.fixed_shape_attention). Padding rows write to the arena's spare block and see one finite slot. Graphs
-die when the arena or the tables move. Streams, events and graphs are those of the model's own device, whichever device
-is the current one; on more than one GPU this has never run.
+A call is padded to a bucket (b sequences, n rows fed of m pending ones, s cache slots). Everything that varies goes
+into one int64 buffer: tokens, positions, write slots, lengths, depths, who sees whom, block tables; the graph computes
+masks and rotations from it. From so many slots on, prefix and inputs are attended to apart, without a mask of rows by
+slots (models.attention.fixed_shape_attention). Padding rows write to the arena's spare block and see one finite slot.
+Graphs die when the arena or the tables move. Streams, events and graphs are those of the model's own device, whichever
+device is the current one; on more than one GPU this has never run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 from paceline.models.attention.fixed_shape_attention import LONG_CONTEXT, ChunkedPrefixStep, PaddedStep, padded_masks
 from paceline.models.attention.segments import Segment
-from paceline.models.attention.tree_attention import Step
+from paceline.models.attention.tree_attention import AttentionStep
 from paceline.models.base import ALL_LAYERS
 from paceline.models.layers.decoder import Decoder
 from paceline.models.layers.rope import Rotary
@@ -39,11 +39,11 @@ Result = tuple[torch.Tensor, dict[int, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A fixed shape: sequences, rows fed a sequence, inputs a sequence, cache slots seen, and the taps taken."""
+    """A fixed shape: sequences, rows fed of each, root and nodes of each, cache slots seen, and the taps taken."""
 
     batch: int
     rows: int
-    inputs: int
+    pending: int
     slots: int
     taps: tuple[int, ...]
 
@@ -54,8 +54,8 @@ class Bucket:
             "positions": (self.batch, self.rows),
             "write": (self.batch * self.rows,),
             "lengths": (self.batch,),
-            "depths": (self.batch, self.inputs),
-            "sees": (self.batch, self.rows, self.inputs),
+            "depths": (self.batch, self.pending),
+            "sees": (self.batch, self.rows, self.pending),
             "tables": (self.batch, self.slots // BLOCK),
         }
 
@@ -66,12 +66,12 @@ def _power(value: int) -> int:
 
 def bucket_for(segments: Sequence[Segment], taps: Sequence[int]) -> Bucket | None:
     """The smallest bucket that holds these segments, or None if they are too many or too long."""
-    rows, inputs = (_power(max(getattr(s, name) for s in segments)) for name in ("rows", "inputs"))
+    rows, pending = (_power(max(getattr(s, name) for s in segments)) for name in ("rows", "slots"))
     batch = _power(len(segments))
-    if batch > MAX_BATCH or inputs > MAX_ROWS:
+    if batch > MAX_BATCH or pending > MAX_ROWS:
         return None
-    slots = _power(max(MIN_SLOTS, *(s.cache.length + s.inputs for s in segments)))
-    return Bucket(batch, rows, inputs, slots, tuple(sorted(set(taps))))
+    slots = _power(max(MIN_SLOTS, *(s.cache.length + s.slots for s in segments)))
+    return Bucket(batch, rows, pending, slots, tuple(sorted(set(taps))))
 
 
 class ScoringGraphs:
@@ -92,7 +92,7 @@ class ScoringGraphs:
             return self._run(bucket, segments, tokens)
 
     def _run(self, bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[int]]) -> Result:
-        self._rotary.reserve(bucket.slots + bucket.inputs)
+        self._rotary.reserve(bucket.slots + bucket.pending)
         state = (self._arena.version, self._rotary.size)
         if state != self._state or len(self._passes) >= MAX_GRAPHS:
             self._passes.clear()
@@ -119,13 +119,13 @@ def pack(bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[
     write[:] = np.arange(bucket.rows) % BLOCK
     parts["sees"][:, :, 0] = 1
     for i, segment in enumerate(segments):
-        cache, n, m, done = segment.cache, segment.rows, segment.inputs, segment.done
+        cache, n, m, done = segment.cache, segment.rows, segment.slots, segment.done
         parts["tokens"].reshape(bucket.batch, bucket.rows)[i, :n] = tokens[i]
         parts["positions"][i, :n] = segment.positions()
         write[i, :n] = cache.slot_index(cache.length + done, cache.length + m)
         parts["lengths"][i] = cache.length
-        parts["depths"][i, :m] = np.arange(m) if segment.depths is None else segment.depths
-        parts["sees"][i, :n, :m] = np.tri(m)[done:] if segment.sees is None else segment.sees[done:]
+        parts["depths"][i, :m] = np.arange(m) if segment.tree is None else segment.tree.depths
+        parts["sees"][i, :n, :m] = np.tri(m)[done:] if segment.tree is None else segment.tree.sees[done:]
         table = cache.blocks[: blocks_for(cache.length + m)]
         parts["tables"][i, : len(table)] = table
     return np.concatenate([part.reshape(-1) for part in parts.values()])
@@ -161,9 +161,8 @@ class _Pass:
         self._buffer = torch.zeros_like(self._host, device=device)
         views = self._buffer.split(list(sizes.values()))
         self._in = {name: view.view(size) for view, (name, size) in zip(views, bucket.sizes().items(), strict=True)}
-        self._graph: torch.cuda.CUDAGraph | None = None
         self._uploaded = torch.cuda.Event() if device.type == "cuda" else None
-        self._out: Result | None = None
+        self._captured: tuple[torch.cuda.CUDAGraph, Result] | None = None
 
     def upload(self, values: Ints) -> None:
         """Fill the static buffer; ordered before the replay on the current stream."""
@@ -176,38 +175,39 @@ class _Pass:
 
     def body(self) -> Result:
         """The whole pass, reading nothing but the static buffer, the weights and the arena."""
-        given, decoder = self._in, self._decoder
-        x = decoder.embed_index(given["tokens"])
+        buffers, decoder = self._in, self._decoder
+        x = decoder.embed_index(buffers["tokens"])
         step = self._step(x.dtype)
-        rotations = self._rotary.select(given["positions"].reshape(-1))
+        rotations = self._rotary.select(buffers["positions"].reshape(-1))
         kept = decoder.run(x, step, rotations, ALL_LAYERS, self._bucket.taps)
         if len(decoder.layers) in self._bucket.taps:
             kept[len(decoder.layers)] = decoder.final_norm(x)
         return decoder.head(x), kept
 
-    def _step(self, dtype: torch.dtype) -> Step:
-        given, slots, shape = self._in, self._bucket.slots, self._decoder.shape
+    def _step(self, dtype: torch.dtype) -> AttentionStep:
+        buffers, slots, shape = self._in, self._bucket.slots, self._decoder.shape
         if slots >= LONG_CONTEXT:
-            return ChunkedPrefixStep(shape, self._arena.layers, given, dtype)
+            return ChunkedPrefixStep(shape, self._arena.layers, buffers, dtype)
         within = torch.arange(BLOCK, device=self._buffer.device)
-        read = (given["tables"].unsqueeze(-1) * BLOCK + within).reshape(self._bucket.batch, slots)
-        masks = padded_masks(given, shape, slots, dtype)
-        return PaddedStep(shape, self._arena.layers, given["write"], read, masks)
+        read = (buffers["tables"].unsqueeze(-1) * BLOCK + within).reshape(self._bucket.batch, slots)
+        masks = padded_masks(buffers, shape, slots, dtype)
+        return PaddedStep(shape, self._arena.layers, buffers["write"], read, masks)
 
     def replay(self, capturing: _Capturing) -> Result:
         """Capture at the first call (after a warm-up on another stream), then replay.
 
         The capture names its stream: PyTorch's default one belongs to the device on which the process captured first.
         """
-        if self._graph is None:
+        if self._captured is None:
             warming = capturing.warming
             warming.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(warming):
                 self.body()
             torch.cuda.current_stream().wait_stream(warming)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=capturing.pool, stream=capturing.stream):
-                self._out = self.body()
-        self._graph.replay()
-        assert self._out is not None
-        return self._out
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=capturing.pool, stream=capturing.stream):
+                output = self.body()
+            self._captured = graph, output
+        graph, output = self._captured
+        graph.replay()
+        return output

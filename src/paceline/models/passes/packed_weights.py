@@ -34,12 +34,12 @@ class PackedWeights:
         """
         if self.found:
             return next(self._next)
-        made = make(self._pages)
-        self._made.append(made)
-        return made
+        matrix = make(self._pages)
+        self._made.append(matrix)
+        return matrix
 
-    def keep(self) -> None:
+    def store(self) -> None:
         """Write what was made, once that is all."""
-        made, self._made = self._made, []
+        matrices, self._made = self._made, []
         if self._file is not None and not self.found:
-            self._file.write(made)
+            self._file.write(matrices)

@@ -25,7 +25,7 @@ from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, FINE_BLOCKS, NI
 from paceline.models.cpu.vectors import LANES
 from paceline.models.layers.decoder import head_order
 from paceline.models.passes.packed_weights import PackedWeights
-from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec
+from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec, MoeSpec
 from paceline.models.state.window_slots import Ints
 
 Weights = dict[str, torch.Tensor]
@@ -42,7 +42,7 @@ ROWS = 256
 """Most rows of one pass; more are fed in several."""
 
 
-class Table:
+class RecordTable:
     """Records of 8-byte fields: integers and float32 by byte offset."""
 
     def __init__(self, size: int, count: int = 1) -> None:
@@ -83,11 +83,11 @@ class Packing:
         self._spec, self._weights, self._order, self._kind = spec, weights, head_order(shape), kind
         self._blocks, self._packed = blocks, packed
         self._kind_of_blocks = FINE_BLOCKS if activation_bits == 16 else BLOCKS
-        self.kept: list[torch.Tensor | Table] = []
+        self.kept: list[torch.Tensor | RecordTable] = []
 
     def record(self, index: int) -> dict[int, int]:
         """The fields of one layer that hold weights."""
-        name = f"layers.{index}."
+        name, moe = f"layers.{index}.", self._spec.moe if self._spec.layers[index].moe else None
         norm = self._norm(f"{name}attn_norm")
         return {
             at.ATTENTION_NORM: norm,
@@ -95,7 +95,7 @@ class Packing:
             at.POST_ATTENTION_NORM: self._norm(f"{name}post_attn_norm"),
             at.MLP_NORM: norm if self._spec.parallel else self._norm(f"{name}mlp_norm"),
             at.POST_MLP_NORM: self._norm(f"{name}post_mlp_norm"),
-            **(self._mixture(name) if self._spec.layers[index].moe else self._mlp(name)),
+            **(self._mlp(name) if moe is None else self._mixture(name, moe)),
         }
 
     def _attention(self, name: str) -> dict[int, int]:
@@ -119,7 +119,7 @@ class Packing:
         """Maps of latent attention; with one kv head, heads keep their order."""
         by_head = self._weights.pop(f"{name}kv_b.weight").view(-1, latent.nope + latent.value, latent.rank)
         keys, values = by_head.split((latent.nope, latent.value), 1)
-        found = {
+        fields = {
             at.LATENT_NORM: self._vector(self._take(f"{name}kv_norm.weight")),
             at.TO_LATENT: self._matrix(keys.transpose(1, 2).flatten(0, 1)),
             at.TO_VALUES: self._matrix(values.flatten(0, 1)),
@@ -127,10 +127,10 @@ class Packing:
         maps = [("qkv", at.QKV_KIND, at.QKV_WEIGHT), ("o", at.O_KIND, at.O_WEIGHT)]
         if latent.query_rank is not None:
             maps.append(("q_b", at.QUERY_KIND, at.QUERY_WEIGHT))
-            found[at.QUERY_NORM] = self._vector(self._take(f"{name}q_norm.weight"))
-        for one, kind, place in maps:
-            found |= self._product(f"{name}{one}", kind, place)
-        return found
+            fields[at.QUERY_NORM] = self._vector(self._take(f"{name}q_norm.weight"))
+        for part, kind, place in maps:
+            fields |= self._product(f"{name}{part}", kind, place)
+        return fields
 
     def _mlp(self, name: str) -> dict[int, int]:
         return {
@@ -140,22 +140,20 @@ class Packing:
             at.DOWN_BIAS: self._vector(self._take(f"{name}down.bias")),
         }
 
-    def _mixture(self, name: str) -> dict[int, int]:
-        moe = self._spec.moe
-        assert moe is not None
+    def _mixture(self, name: str, moe: MoeSpec) -> dict[int, int]:
         router, gate = self._weights.pop(f"{name}router.weight"), self._take(f"{name}shared.gate.weight")
         if gate is not None:
             router = torch.cat((router, gate))
-        records = Table(at.EXPERT_FIELDS, moe.experts + (1 if moe.shared else 0))
+        records = RecordTable(at.EXPERT_FIELDS, moe.experts + (1 if moe.shared else 0))
         self.kept.append(records)
         for part, (strips, kind, offsets) in EXPERT_PARTS.items():
             for index, (weight, scale, bias) in enumerate(self._experts(name, part)):
-                found = {
+                fields = {
                     strips: self._matrix(weight, scale, paired=part == "gate_up"), kind: self._kind_of(weight),
                     offsets: self._vector(bias, paired=part == "gate_up"),
                     at.EXPERT_INNER: moe.intermediate if index < moe.experts else moe.shared,
                 }  # fmt: skip
-                records.put(found, index)
+                records.put(fields, index)
         return {
             at.ROUTER: self._matrix(router.float()), at.ROUTER_BIAS: self._vector(self._take(f"{name}router.bias")),
             at.EXPERT_RECORDS: records.address,
@@ -259,10 +257,10 @@ class Packing:
                 for half in vector.split(len(vector) // 2)
             )
             vector = torch.cat((gate, up), 1).flatten()
-        own = torch.zeros(-(-len(vector) // STRIP) * STRIP)
-        own[: len(vector)] = vector
-        self.kept.append(own)
-        return own.data_ptr()
+        strips = torch.zeros(-(-len(vector) // STRIP) * STRIP)
+        strips[: len(vector)] = vector
+        self.kept.append(strips)
+        return strips.data_ptr()
 
 
 def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int | float]:
@@ -285,7 +283,7 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int |
     } | projection(spec) | ({} if spec.moe is None else routing(spec.moe))  # fmt: skip
 
 
-class Workspace:
+class PassWorkspace:
     """Memory for the activations of a pass, in one piece; `threads` copies of what each thread has for itself."""
 
     def __init__(self, spec: ModelSpec, kind: int, threads: int, *, quantized: bool) -> None:
@@ -298,9 +296,9 @@ class Workspace:
             at.QKV: 4 * max(qkv, spec.hidden_size), at.INNER: item * inner,
         }  # fmt: skip
         if latent is not None:
-            given, queries = projection(spec), spec.num_heads * (latent.rope + latent.nope)
-            made = max(4 * given[at.PROJECTED_SIZE], given[at.LATENT_QUERIES] + 4 * queries)
-            widths[at.PROJECTED] = int(max(made, item * spec.attended_size))
+            projected, queries = projection(spec), spec.num_heads * (latent.rope + latent.nope)
+            scratch = max(4 * projected[at.PROJECTED_SIZE], projected[at.LATENT_QUERIES] + 4 * queries)
+            widths[at.PROJECTED] = int(max(scratch, item * spec.attended_size))
             widths[at.NORMED] = item * max(widest, latent.nope)
         # An odd number of lines: rows of one column spread over the sets of the first-level cache.
         pitches = {field: (-(-width // 256) * 4 + 1) * 64 for field, width in widths.items()}
@@ -308,14 +306,14 @@ class Workspace:
             longest = max(widest, spec.attended_size, inner)
             pitches[at.NORMED] = 2 * max(half_pitch(longest), row_pitch(longest))
         spare = (ROWS if spec.moe or latent else OWN_ROWS) * pitches[at.NORMED]
-        own = spare + pitches[at.X] + (spare if spec.moe else 0)
+        member_bytes = spare + pitches[at.X] + (spare if spec.moe else 0)
         sums = ROWS * 4 * STRIP * (1 + quantized)
         query = max(
             MAX_QUERIES * (4 * spec.head_dim + 128 + 64),
             QUERIES * (ITEM * spec.head_dim + 4 * STRIP + 64) + 8 * BLOCK + 2 * CHUNK * max(STRIP, spec.head_dim),
         )
         sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
-        sizes |= {at.OWN_NORMED: threads * own, at.SUMS: threads * sums, at.QUERY: threads * query}
+        sizes |= {at.OWN_NORMED: threads * member_bytes, at.SUMS: threads * sums, at.QUERY: threads * query}
         if spec.moe is not None:
             experts = -(-(spec.moe.experts + spec.moe.shared_gate) // STRIP) * STRIP
             chosen = ROWS * (spec.moe.top_k + (1 if spec.moe.shared else 0))
@@ -338,4 +336,4 @@ class Workspace:
         }
         if spec.moe is not None:
             self.fields |= {at.ROUTE_PITCH: 4 * experts, at.CHOICE_SIZE: choice}
-        self.fields |= {at.OWN_SIZE: own, at.SPARE: spare, at.SUMS_SIZE: sums, at.QUERY_SIZE: query}
+        self.fields |= {at.OWN_SIZE: member_bytes, at.SPARE: spare, at.SUMS_SIZE: sums, at.QUERY_SIZE: query}

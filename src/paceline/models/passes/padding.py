@@ -34,7 +34,7 @@ def padded_spec(spec: ModelSpec) -> ModelSpec:
     if head > MOST * spec.head_dim or spec.latent is not None:
         return spec
     share = spec.head_dim / head
-    found = replace(
+    wide = replace(
         spec,
         head_dim=head,
         attention_scale=spec.attention_scale if head == spec.head_dim else spec.scale,
@@ -45,7 +45,7 @@ def padded_spec(spec: ModelSpec) -> ModelSpec:
         and replace(spec.moe, intermediate=_up(spec.moe.intermediate, INNER), shared=_up(spec.moe.shared, INNER)),
     )
     unchanged = {key: replace(rope, width=rope.width or rope.dims) for key, rope in spec.ropes.items()}
-    return spec if found == replace(spec, ropes=unchanged) else found
+    return spec if wide == replace(spec, ropes=unchanged) else wide
 
 
 def padded(name: str, weight: torch.Tensor, spec: ModelSpec) -> torch.Tensor:

@@ -94,8 +94,8 @@ def agrees(dtype: torch.dtype, kind: int | None = None, *, quantization: Form | 
     wanted = expected(dequantized(weights), tokens)
     arena = Arena(1, SPEC.num_kv_heads, HEAD, dtype=dtype, device=torch.device("cpu"), slots=64)
     passes = CompiledDecoder(SPEC, dict(weights), arena, kind=kind)
-    found = passes.run([chunk(NativeCache(arena), LENGTH)], tokens, ())
-    error = float((found.logits.double() - wanted).abs().max())
+    result = passes.run([chunk(NativeCache(arena), LENGTH)], tokens, ())
+    error = float((result.logits.double() - wanted).abs().max())
     return error < (
         0.1 if dtype is torch.bfloat16 else 4e-3 if quantization else 1e-4
     )  # activations of 16 bits lie between
@@ -119,8 +119,8 @@ def blocks_agree(kind: str) -> bool:
             blocks[name] = BlockRows((raw.numpy(),), places, inputs)
     arena = Arena(1, WIDE.num_kv_heads, HEAD, dtype=torch.float32, device=torch.device("cpu"), slots=64)
     passes = CompiledDecoder(
-        WIDE, {name: one for name, one in weights.items() if name not in blocks}, arena, blocks=blocks
+        WIDE, {name: weight for name, weight in weights.items() if name not in blocks}, arena, blocks=blocks
     )
-    found = passes.run([chunk(NativeCache(arena), LENGTH)], tokens, ()).logits.double()
+    logits = passes.run([chunk(NativeCache(arena), LENGTH)], tokens, ()).logits.double()
     wanted = expected(weights, tokens)
-    return float((found - wanted).norm()) < 0.03 * float(wanted.norm())
+    return float((logits - wanted).norm()) < 0.03 * float(wanted.norm())

@@ -57,7 +57,7 @@ class StrictPasses:
     def run(
         self,
         segments: Sequence[Segment],
-        inputs: Sequence[int] | torch.Tensor,
+        fed: Sequence[int] | torch.Tensor,
         lengths: Sequence[tuple[int, int]],
         plan: LayerPlan = ALL_LAYERS,
         taps: Collection[int] = (),
@@ -70,25 +70,25 @@ class StrictPasses:
         rows = sum(segment.rows for segment in segments)
         if rows <= self.most_rows:
             return self.passes.run(
-                segments, inputs, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv
+                segments, fed, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv
             )
         wanted = range(rows) if logits is None else logits
-        found: list[PassResult] = []
+        results: list[PassResult] = []
         done = 0
         for parts in split_into_passes(segments, self.most_rows):
             count = sum(part.stop - part.first for part in parts)
             picked = [row - done for row in wanted if done <= row < done + count]
-            cut, given = [_cut(part) for part in parts], inputs[done : done + count]
+            cut, fed_part = [_cut(part) for part in parts], fed[done : done + count]
             more = None if added_qkv is None else added_qkv[done : done + count]
-            found.append(self.passes.run(cut, given, (), plan, taps, logits=picked, states=states, added_qkv=more))
+            results.append(self.passes.run(cut, fed_part, (), plan, taps, logits=picked, states=states, added_qkv=more))
             done += count
-        kept = {layer: torch.cat([one.taps[layer] for one in found]) for layer in found[0].taps}
-        return PassResult(torch.cat([one.logits for one in found]), torch.cat([one.states for one in found]), kept)
+        kept = {layer: torch.cat([result.taps[layer] for result in results]) for layer in results[0].taps}
+        return PassResult(
+            torch.cat([result.logits for result in results]), torch.cat([result.states for result in results]), kept
+        )
 
 
 def _cut(part: SegmentPart) -> Segment:
     """The inputs of a segment up to the part's end, of which those before the part are in their slots."""
     whole, stop = part.segment, part.stop
-    depths = None if whole.depths is None else whole.depths[:stop]
-    sees = None if whole.sees is None else whole.sees[:stop, :stop]
-    return Segment(whole.cache, stop, part.first, depths, sees)
+    return Segment(whole.cache, stop, part.first, None if whole.tree is None else whole.tree.until(stop))

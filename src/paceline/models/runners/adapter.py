@@ -74,10 +74,10 @@ class Adapter:
 
         (r, hidden) normed states after each one's last.
         """
-        counts = [len(own) for own in states]
-        found = self._run(caches, counts, [0] * len(counts), torch.cat(list(states)))
+        counts = [len(rows) for rows in states]
+        normed = self._run(caches, counts, [0] * len(counts), torch.cat(list(states)))
         self._runner.commit(caches, [tuple(range(count - 1)) for count in counts])
-        return found[torch.tensor(list(accumulate(counts)), device=found.device) - 1]
+        return normed[torch.tensor(list(accumulate(counts)), device=normed.device) - 1]
 
     def ahead(self, caches: Sequence[NativeCache], depths: Sequence[int], states: torch.Tensor) -> torch.Tensor:
         """(r, hidden) normed states after drafted token number `depths`, from 1 on, of each sequence, from its state
@@ -86,9 +86,9 @@ class Adapter:
         return self._run(caches, depths, [depth - 1 for depth in depths], states)
 
     def _run(
-        self, caches: Sequence[NativeCache], inputs: Sequence[int], done: Sequence[int], states: torch.Tensor
+        self, caches: Sequence[NativeCache], counts: Sequence[int], done: Sequence[int], states: torch.Tensor
     ) -> torch.Tensor:
-        trees = [TokenTree.chain([0] * (count - 1)) if count > 1 else EMPTY_TREE for count in inputs]
+        trees = [TokenTree.chain([0] * (count - 1)) if count > 1 else EMPTY_TREE for count in counts]
         _, kept = self._runner.run_layers(
             caches, [0] * len(trees), trees, plan=self._plan, hidden=states, taps=(self._last,), computed=done
         )
@@ -97,8 +97,8 @@ class Adapter:
 
 def _filled(spec: ModelSpec, weights: Weights, device: torch.device, dtype: torch.dtype) -> Weights:
     """With the parts of a decoder that never run."""
-    found = {"embed.weight": torch.zeros(UNUSED, spec.hidden_size, device=device, dtype=dtype), **weights}
+    filled = {"embed.weight": torch.zeros(UNUSED, spec.hidden_size, device=device, dtype=dtype), **weights}
     for layer in range(spec.num_layers):
-        found[f"layers.{layer}.gate_up.weight"] = torch.zeros(2 * UNUSED, spec.hidden_size, device=device, dtype=dtype)
-        found[f"layers.{layer}.down.weight"] = torch.zeros(spec.hidden_size, UNUSED, device=device, dtype=dtype)
-    return found
+        filled[f"layers.{layer}.gate_up.weight"] = torch.zeros(2 * UNUSED, spec.hidden_size, device=device, dtype=dtype)
+        filled[f"layers.{layer}.down.weight"] = torch.zeros(spec.hidden_size, UNUSED, device=device, dtype=dtype)
+    return filled

@@ -150,6 +150,6 @@ def left_rows(slots: Ints) -> Ints:
         elif row and slots[row - 1] == slot - 1:
             rows[row] = row - 1
         else:
-            found = np.flatnonzero(slots == slot - 1)
-            rows[row] = found[0] if found.size == 1 else -1
+            before = np.flatnonzero(slots == slot - 1)
+            rows[row] = before[0] if before.size == 1 else -1
     return rows

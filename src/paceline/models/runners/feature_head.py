@@ -53,18 +53,20 @@ class FeatureHead:
         self.taps = config.taps_in(info.num_layers)
         self.tokens = weights.pop("draft_to_target", None)
         self._embed = embedding_of(weights.pop("embed.weight", None), target, name)
-        own = _head_rows(weights, self)
-        if own is not None and not config.normed and "norm.weight" not in weights:
+        head_weight = _head_rows(weights, self)
+        if head_weight is not None and not config.normed and "norm.weight" not in weights:
             raise CheckpointError(
                 f"the head {name} reads states before the final norm of {info.name}, so it needs a norm.weight"
             )
-        spec = layer_spec(config, weights, "layers.0.", UNUSED if own is None else config.draft_vocab_size)
+        spec = layer_spec(config, weights, "layers.0.", UNUSED if head_weight is None else config.draft_vocab_size)
         self._make = _eagle3_inputs(weights, spec, config) if config.method == "eagle3" else _eagle_inputs(weights)
         self._norm = (
-            make_norm(weights["norm.weight"], spec.norm_eps) if own is None and "norm.weight" in weights else None
+            make_norm(weights["norm.weight"], spec.norm_eps)
+            if head_weight is None and "norm.weight" in weights
+            else None
         )
-        self._shared = own is None
-        self.runner = state_layer(spec, weights, info, name=name, prefix="layers.0.", head=own)
+        self._shared = head_weight is None
+        self.runner = state_layer(spec, weights, info, name=name, prefix="layers.0.", head=head_weight)
         self.open, self.fork = self.runner.open, self.runner.fork
         self.truncate, self.release = self.runner.truncate, self.runner.release
         self.commit = self.runner.commit
@@ -114,14 +116,14 @@ class FeatureHead:
         Returns:
             Logits (picked, n), see `tokens`, and the states (r, hidden) that go with the next tokens.
         """
-        given, added = self._make(self._embed(tokens), states)
+        layer_inputs, added = self._make(self._embed(tokens), states)
         picked_here = () if self._shared else picked
-        made = self.runner.run_states(caches, trees, computed, given, added_qkv=added, picked=picked_here)
-        logits, found = made.logits, made.states
+        result = self.runner.run_states(caches, trees, computed, layer_inputs, added_qkv=added, picked=picked_here)
+        logits, after = result.logits, result.states
         if self._shared and picked:
-            rows = found if len(picked) == len(found) else found[torch.tensor(picked, device=found.device)]
+            rows = after if len(picked) == len(after) else after[torch.tensor(picked, device=after.device)]
             logits = self._target_logits(rows)
-        return logits, found
+        return logits, after
 
     def _target_logits(self, states: torch.Tensor) -> torch.Tensor:
         states = states if self._norm is None else self._norm(states)
@@ -168,11 +170,11 @@ def _eagle3_inputs(weights: Weights, spec: ModelSpec, config: HeadConfig) -> _Ea
     order = head_order(attention_shape(spec)).to(halves[0].device)
     half = torch.cat((halves[0][order], *halves[1:])).contiguous()
     norm = make_norm(weights.pop("layers.0.input_layernorm.weight"), spec.norm_eps)
-    own, state_norm = weights.pop("layers.0.hidden_norm.weight"), None
+    hidden_norm, state_norm = weights.pop("layers.0.hidden_norm.weight"), None
     if config.norm_before_residual:
-        state_norm = make_norm(own, spec.norm_eps)
+        state_norm = make_norm(hidden_norm, spec.norm_eps)
     else:
-        weights["layers.0.input_layernorm.weight"] = own
+        weights["layers.0.input_layernorm.weight"] = hidden_norm
     fc = make_linear(weights.pop("fc.weight"), weights.pop("fc.bias", None), row_invariant=False)
     return _Eagle3Inputs(fc, norm, make_linear(half, row_invariant=False), state_norm)
 
@@ -181,8 +183,8 @@ def _head_rows(weights: Weights, head: FeatureHead) -> torch.Tensor | None:
     """(n, hidden) the head's own rows, those of the target for a reduced vocabulary; None where all rows are the
     target's.
     """
-    own = weights.pop("head.weight", None)
-    if own is not None:
-        return own
+    rows = weights.pop("head.weight", None)
+    if rows is not None:
+        return rows
     source = head_of(head.target, head.name)
     return None if head.tokens is None else target_rows(source, head.target.info, head.tokens)

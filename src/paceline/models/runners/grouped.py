@@ -24,6 +24,7 @@ from paceline.models.layers.decoder import Weights
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.state.cache import NativeCache
+from paceline.models.state.parts import StateOperations
 from paceline.tree import Scores, TokenTree
 
 MIN_LAYERS: Final = 4
@@ -36,7 +37,7 @@ def groups_of(layers: int, size: int) -> list[range]:
     return [range(1), *inner, range(layers - 1, layers)] if layers > 1 else [range(layers)]
 
 
-class GroupedRunner:
+class GroupedRunner(StateOperations[NativeCache]):
     """A native runner, and fuzzy passes with it.
 
     Args:
@@ -70,8 +71,7 @@ class GroupedRunner:
         self.fuzzy, self._blocks = False, groups_of(spec.num_layers, group_size)
         self.capabilities, self.memory, self.spec = native.capabilities, native.memory, spec
         self.open, self.extend, self.run_layers = native.open, native.extend, native.run_layers
-        self.embed, self.head, self.commit = native.embed, native.head, native.commit
-        self.truncate, self.fork, self.release = native.truncate, native.fork, native.release
+        self.embed, self.head = native.embed, native.head
 
     @torch.inference_mode()
     def score(

@@ -46,7 +46,7 @@ class HydraPlusHead(HydraHead):
                 committed tokens.
         """
         trees = [TokenTree.chain([0] * (count - 1)) if count > 1 else EMPTY_TREE for count in counts]
-        made = self.runner.run_states(caches, trees, [0] * len(trees), states, picked=()).states
+        after = self.runner.run_states(caches, trees, [0] * len(trees), states, picked=()).states
         self.runner.commit(caches, [range(count - 1) for count in counts])
-        last = made[torch.tensor(counts, device=made.device).cumsum(0) - 1]
+        last = after[torch.tensor(counts, device=after.device).cumsum(0) - 1]
         return last if self._norm is None else self._norm(last)

@@ -57,7 +57,7 @@ def what_varies(runner: NativeRunner, *, seed: int = 0) -> str | None:
         runner: its other sequences are not touched.
         seed: of the random text.
     """
-    trial = _Trial(runner, seed)
+    trial = _InvarianceTrial(runner, seed)
     try:
         return next(trial.failures(), None)
     finally:
@@ -71,7 +71,7 @@ def depth_of_all_kinds(spec: ModelSpec) -> int:
     return 1 + max(spec.layers.index(kind) for kind in kinds)
 
 
-class _Trial:
+class _InvarianceTrial:
     """One text and the ways of feeding it."""
 
     def __init__(self, runner: NativeRunner, seed: int) -> None:
@@ -114,7 +114,7 @@ class _Trial:
     def cached(self, cache: NativeCache, length: int) -> torch.Tensor:
         """Keys and values of the first `length` positions, of all layers that are run."""
         layers = zip(self.runner.arena.layers[: self.plan.stop], self.runner.spec.layers, strict=False)
-        return torch.stack([kv[torch.from_numpy(cache.slots_of_kind(0, length, one.window))] for kv, one in layers])
+        return torch.stack([kv[torch.from_numpy(cache.slots_of_kind(0, length, layer.window))] for kv, layer in layers])
 
     def failures(self) -> Iterator[str]:
         """What changed, in words, way by way."""
@@ -145,7 +145,8 @@ class _Trial:
         computed.
         """
         shared = (self.prompt - 1) // BLOCK * BLOCK
-        cache, arena = start.beginning(shared), self.runner.arena
+        cache, arena = start.fork(), self.runner.arena
+        cache.truncate(shared)
         self.opened.append(cache)
         limit, arena.copy_limit = arena.copy_limit, 0
         try:
@@ -223,12 +224,12 @@ class _Trial:
         parents: list[int] = []
         path: list[int] = []
         at = -1
-        for own in self.text[start : start + depth]:
-            others = [token for token in self.noise if token != own][:SIBLINGS]
+        for real_token in self.text[start : start + depth]:
+            others = [token for token in self.noise if token != real_token][:SIBLINGS]
             level = len(tokens)
-            tokens += [*others[:-1], own, others[-1]]
+            tokens += [*others[:-1], real_token, others[-1]]
             parents += [at] * (SIBLINGS + 1)
-            tokens.append(own)
+            tokens.append(real_token)
             parents.append(level)
             at = level + SIBLINGS - 1
             path.append(at)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.errors import CapabilityError
-from paceline.models.base import HasHead, LayeredRunner, LayerPlan, RunsLayers
+from paceline.models.abilities import LayeredRunner
+from paceline.models.base import LayerPlan
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 
 if TYPE_CHECKING:
@@ -26,19 +27,25 @@ MAX_PLANS = 256
 """Plans that things are kept for: methods that go from plan to plan must not grow without end."""
 
 
-class LayerDrafts(Protocol):
-    """Drafts by part of a model's layers."""
+class LayerDrafts:
+    """Drafts by part of a model's layers: a pass by `run_layers` for each level of a batch."""
+
+    def __init__(self, runner: LayeredRunner) -> None:
+        self.runner = runner
+        self._rests: dict[int, LayerPlan] = {}  # what follows an exit
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """(r, v) logits of states (r, hidden) behind any layer, by the final norm (if `norm`) and the head."""
+        return self.runner.head(hidden, norm=norm)
 
     def best(self, hidden: torch.Tensor) -> list[int]:
         """The likeliest tokens of the states (r, hidden) behind any layer; -1 where some logit is not finite."""
+        return best_of(self.runner.head(hidden))
 
     def step(
         self,
         caches: Sequence[SequenceCache],
-        inputs: Sequence[Sequence[int]],
+        fed: Sequence[Sequence[int]],
         plan: LayerPlan,
         *,
         states: bool = False,
@@ -47,7 +54,7 @@ class LayerDrafts(Protocol):
         """One more token of every draft.
 
         Args:
-            inputs: per sequence the root and what was drafted behind it; all but the last were fed by earlier calls
+            fed: per sequence the root and what was drafted behind it; all but the last were fed by earlier calls
                 with this plan since the last scoring pass.
             plan: which layers run; it begins at layer 0.
             states, logits: whether the hidden states, and whether the logits are wanted.
@@ -55,6 +62,11 @@ class LayerDrafts(Protocol):
             (r, v) logits after each sequence's last input, by the final norm and the head; (r, hidden) states behind
             the last layer of the plan, before that norm. Each empty unless wanted, in the model's dtype.
         """
+        trees = [TokenTree.chain(chain[1:]) if len(chain) > 1 else EMPTY_TREE for chain in fed]
+        done = [len(chain) - 1 for chain in fed]
+        after, _ = self.runner.run_layers(caches, [chain[0] for chain in fed], trees, plan=plan, computed=done)
+        rows = self.runner.head(after) if logits else after.new_empty(0, self.runner.info.vocab_size)
+        return rows, after if states else after[:0]
 
     def score(
         self,
@@ -73,57 +85,15 @@ class LayerDrafts(Protocol):
             known: per sequence (n, hidden) the states of its first n inputs behind the plan's last layer, n from 0 to
                 all; their keys and values are in scratch since `step`.
         """
-
-
-class SteppedDrafts:
-    """See `LayerDrafts`: a pass by `run_layers` for each level of a batch."""
-
-    def __init__(self, runner: LayeredRunner) -> None:
-        self._runner = runner
-        self._rests: dict[int, LayerPlan] = {}  # what follows an exit
-
-    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
-        """See `LayerDrafts.head`."""
-        return self._runner.head(hidden, norm=norm)
-
-    def best(self, hidden: torch.Tensor) -> list[int]:
-        """See `LayerDrafts.best`."""
-        return best_of(self._runner.head(hidden))
-
-    def step(
-        self,
-        caches: Sequence[SequenceCache],
-        inputs: Sequence[Sequence[int]],
-        plan: LayerPlan,
-        *,
-        states: bool = False,
-        logits: bool = True,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `LayerDrafts.step`."""
-        trees = [TokenTree.chain(own[1:]) if len(own) > 1 else EMPTY_TREE for own in inputs]
-        done = [len(own) - 1 for own in inputs]
-        found, _ = self._runner.run_layers(caches, [own[0] for own in inputs], trees, plan=plan, computed=done)
-        rows = self._runner.head(found) if logits else found.new_empty(0, self._runner.info.vocab_size)
-        return rows, found if states else found[:0]
-
-    def score(
-        self,
-        caches: Sequence[SequenceCache],
-        roots: Sequence[int],
-        trees: Sequence[TokenTree],
-        known: Sequence[torch.Tensor],
-        plan: LayerPlan,
-    ) -> Scores:
-        """See `LayerDrafts.score`."""
-        late = [i for i, (tree, own) in enumerate(zip(trees, known, strict=True)) if len(own) <= len(tree)]
+        late = [i for i, (tree, rows) in enumerate(zip(trees, known, strict=True)) if len(rows) <= len(tree)]
         whole = list(known)
         if late:
             left = [1 + len(trees[i]) - len(known[i]) for i in late]
-            own = [caches[i] for i in late], [roots[i] for i in late], [trees[i] for i in late]
-            found, _ = self._runner.run_layers(*own, plan=plan, computed=[len(known[i]) for i in late])
-            for i, part in zip(late, found.split(left), strict=True):
+            arguments = [caches[i] for i in late], [roots[i] for i in late], [trees[i] for i in late]
+            after, _ = self.runner.run_layers(*arguments, plan=plan, computed=[len(known[i]) for i in late])
+            for i, part in zip(late, after.split(left), strict=True):
                 whole[i] = torch.cat((known[i], part))
-        rest, runner = self._rests.setdefault(plan.stop or 0, LayerPlan(first=plan.stop or 0)), self._runner
+        rest, runner = self._rests.setdefault(plan.stop or 0, LayerPlan(first=plan.stop or 0)), self.runner
         states, _ = runner.run_layers(caches, roots, trees, plan=rest, hidden=torch.cat(whole))
         rows = tuple(accumulate((1 + len(tree) for tree in trees), initial=0))
         return Scores(runner.head(states), rows)
@@ -132,8 +102,8 @@ class SteppedDrafts:
 def best_of(logits: torch.Tensor) -> list[int]:
     """Per row of (r, v) the token with the largest logit, -1 where some is not finite."""
     best = torch.where(logits.isfinite().all(-1), logits.argmax(-1), -1)
-    found: list[int] = best.tolist()
-    return found
+    tokens: list[int] = best.tolist()
+    return tokens
 
 
 def resuming_pays(runner: Runner, drafts: LayerDrafts, plan: LayerPlan) -> bool:
@@ -151,12 +121,12 @@ def resuming_pays(runner: Runner, drafts: LayerDrafts, plan: LayerPlan) -> bool:
         runner.extend([cache], [[i % runner.info.vocab_size for i in range(length)]])
         whole, rest = [], []
         for _ in range(TURNS):
-            inputs, states = [0], list[torch.Tensor]()
+            fed, states = [0], list[torch.Tensor]()
             for _ in range(nodes):
-                logits, state = drafts.step([cache], [inputs], plan, states=True)
-                inputs.append(int(logits.argmax()))
+                logits, state = drafts.step([cache], [fed], plan, states=True)
+                fed.append(int(logits.argmax()))
                 states.append(state)
-            trees, known, start = [TokenTree.chain(inputs[1:])], torch.cat(states), perf_counter()
+            trees, known, start = [TokenTree.chain(fed[1:])], torch.cat(states), perf_counter()
             drafts.score([cache], [0], trees, [known], plan)
             middle = perf_counter()
             runner.score([cache], [0], trees)
@@ -173,13 +143,9 @@ def layer_drafts_of(runner: Runner, method: str) -> LayerDrafts:
     Raises:
         CapabilityError: it cannot.
     """
-    made = getattr(runner, "layer_drafts", None)
-    if made is not None:
-        own: LayerDrafts = made
-        return own
-    if not (runner.capabilities.layer_subsets and isinstance(runner, RunsLayers) and isinstance(runner, HasHead)):
+    if not isinstance(runner, LayeredRunner):
         raise CapabilityError(
             f"method {method!r} drafts with some of the target's own layers, "
             f"which {runner.info.name} cannot run alone; choose another method"
         )
-    return SteppedDrafts(cast(LayeredRunner, runner))
+    return LayerDrafts(runner)

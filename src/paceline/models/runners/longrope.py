@@ -16,14 +16,17 @@ from typing import Any, cast
 import torch
 
 from paceline.errors import CapabilityError
+from paceline.models.abilities import check_inputs
 from paceline.models.attention.segments import Segment
-from paceline.models.base import ALL_LAYERS, LayerPlan, check_extend, check_score, context_of
+from paceline.models.base import ALL_LAYERS, LayerPlan
+from paceline.models.checks import check_extend, check_score
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.decoder import Weights
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
+from paceline.models.state.parts import StateOperations
 from paceline.tree import Scores, TokenTree
 
 REPLAY_CHUNK = 512
@@ -51,9 +54,9 @@ class LongRopeCache(NativeCache):
         self.long = False
         self.copy: LongRopeCache | None = None
 
-    def keep(self, path: Sequence[int]) -> None:
-        """See `NativeCache.keep`."""
-        super().keep(path)
+    def commit(self, path: Sequence[int]) -> None:
+        """See `NativeCache.commit`."""
+        super().commit(path)
         self.tokens += [self.pending[0], *(self.pending[1 + node] for node in path)]
 
     def truncate(self, length: int) -> None:
@@ -65,8 +68,8 @@ class LongRopeCache(NativeCache):
 
     def fork(self) -> LongRopeCache:
         """See `NativeCache.fork`; the copy in the other regime stays behind."""
-        other = super().fork()
-        assert isinstance(other, LongRopeCache)
+        other = LongRopeCache(self.arena, self.prompt_length)
+        self.share_with(other)
         other.tokens, other.long = self.tokens.copy(), self.long
         return other
 
@@ -78,17 +81,16 @@ class LongRopeCache(NativeCache):
 
     def become(self, other: LongRopeCache) -> None:
         """Take over what `other` has cached; `other` is used up."""
-        self.arena.begin()
-        self.arena.pool.drop(self.blocks)
-        self.blocks, self.length, self.base, self.scratch = other.blocks, other.length, other.base, 0
-        self.long, self.copy, other.blocks = other.long, None, []
-        self.arena.pool.end()
+        with self.arena.change():
+            self.arena.pool.drop(self.blocks)
+            self.blocks, self.length, self.base, self.scratch = other.blocks, other.length, other.base, 0
+            self.long, self.copy, other.blocks = other.long, None, []
         self.locate()
         self._views.clear()
         other.release()
 
 
-class LongRopeRunner:
+class LongRopeRunner(StateOperations[LongRopeCache]):
     """A native runner whose caches change their regime. `run_layers` works in the regime of the root.
 
     Keys depend on more than the text before them, so that sequences cannot share what others left. Sequences fed with
@@ -105,15 +107,11 @@ class LongRopeRunner:
         self.original = original_context(spec)
         native = self.native = NativeRunner(spec, weights, lengths=partial(lengths_by_regime, self.original), **options)
         self.spec, self.info, self.capabilities, self.arena = spec, native.info, native.capabilities, native.arena
-        self.memory, self.passes, self.embed, self.head = native.memory, native.passes, native.embed, native.head
-        self.commit, self.truncate, self.fork, self.release = (
-            native.commit, native.truncate, native.fork, native.release,
-        )  # fmt: skip
+        self.passes, self.embed, self.head = native.passes, native.embed, native.head
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> LongRopeCache:
         """See `Runner.open`."""
-        if inputs.digest:
-            context_of(self, inputs)
+        check_inputs(self, inputs)
         return LongRopeCache(self.arena, prompt_length)
 
     @torch.inference_mode()
@@ -130,10 +128,10 @@ class LongRopeRunner:
         Raises:
             CapabilityError: a sequence would have to be run again, but its tokens are not known.
         """
-        self._enter_all(caches, [len(own) for own in tokens])
+        self._enter_all(caches, [len(new) for new in tokens])
         scores = self.native.extend(caches, tokens, taps=taps, all_logits=all_logits)
-        for cache, own in zip(caches, tokens, strict=True):
-            cache.tokens.extend(own)
+        for cache, new in zip(caches, tokens, strict=True):
+            cache.tokens.extend(new)
         return scores
 
     @torch.inference_mode()
@@ -146,10 +144,10 @@ class LongRopeRunner:
         all_logits: bool = False,
     ) -> Scores:
         """See `NativeRunner.extend_embeddings`; raises CapabilityError as `extend` does."""
-        self._enter_all(caches, [len(own) for own in embeddings])
+        self._enter_all(caches, [len(new) for new in embeddings])
         scores = self.native.extend_embeddings(caches, embeddings, taps=taps, all_logits=all_logits)
-        for cache, own in zip(caches, embeddings, strict=True):
-            cache.tokens.extend([UNKNOWN] * len(own))
+        for cache, new in zip(caches, embeddings, strict=True):
+            cache.tokens.extend([UNKNOWN] * len(new))
         return scores
 
     def _enter_all(self, caches: Sequence[LongRopeCache], counts: Sequence[int]) -> None:
@@ -263,5 +261,5 @@ def original_context(spec: ModelSpec) -> int:
 
 def native_of(runner: object) -> NativeRunner | None:
     """The native runner of a model's passes; None where others run them."""
-    found = runner.native if isinstance(runner, LongRopeRunner) else runner
-    return found if isinstance(found, NativeRunner) else None
+    inner = runner.native if isinstance(runner, LongRopeRunner) else runner
+    return inner if isinstance(inner, NativeRunner) else None

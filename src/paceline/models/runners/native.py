@@ -1,8 +1,8 @@
 """The native runner: tokens and trees of many sequences in, logits and hidden states out, for all families of
 ModelSpec.
 
-It keeps the promise of `models.base.Runner` with all capabilities, and adds passes over parts of the stack
-(`run_layers`) and from given hidden states, and the head on any hidden state. Runners that do some of this another way
+It keeps the promise of `models.base.Runner` with all capabilities and all abilities (models.abilities), but for inputs
+beside tokens. Runners that do some of this another way
 hold one (`models.runners.grouped`, `models.runners.longrope`).
 
 Rotary angles may depend on the length of a text, which its prompt counts for as one pass, in whatever chunks it comes
@@ -21,18 +21,11 @@ import torch
 
 from paceline.checkpoints import BLOCKS, Blocks, form_of, is_mixed, is_quantized, kinds_of
 from paceline.errors import ConfigError
+from paceline.models.abilities import check_inputs
 from paceline.models.attention.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.attention.tree_attention import Masks
-from paceline.models.base import (
-    ALL_LAYERS,
-    Capabilities,
-    LayerPlan,
-    ModelInfo,
-    check_extend,
-    check_score,
-    check_tokens,
-    context_of,
-)
+from paceline.models.base import ALL_LAYERS, Capabilities, LayerPlan, ModelInfo
+from paceline.models.checks import check_extend, check_score, check_tokens
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.decoder import Decoder, Weights
 from paceline.models.layers.linear import RowInvariance
@@ -47,7 +40,7 @@ from paceline.models.spec import ModelSpec
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.cache_memory import ArenaMemory
-from paceline.models.state.parts import KeepsStates
+from paceline.models.state.parts import StateOperations
 from paceline.models.state.window_slots import windows_of
 from paceline.tree import Scores, TokenTree
 
@@ -57,7 +50,7 @@ it.
 """
 
 
-class NativeRunner(KeepsStates[NativeCache]):
+class NativeRunner(StateOperations[NativeCache]):
     """One decoder-only model behind the operations of `models.base.Runner`.
 
     Args:
@@ -70,10 +63,10 @@ class NativeRunner(KeepsStates[NativeCache]):
             faster for tiny float32 models, such as drafts. Compiled passes always keep it.
         compiled: run in compiled passes (models.cpu) where the model and the CPU allow it (models.passes.eligibility),
             else by PyTorch's operators.
-        copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and
-            gather.
-        let_go: layers with a sliding window give back the keys that are behind it, for sequences that say so
-            (models.state.window_slots).
+        copy_limit: forked sequences up to this length are copied when they part; longer ones go on sharing the blocks
+            of their prefix, and attention gathers keys and values from all over the cache.
+        forget_behind_windows: layers with a sliding window give back the keys that are behind it, for sequences that
+            say so (models.state.window_slots).
         blocks: matrices that are not among the weights, as they lie in a GGUF file; for compiled passes
             (models.passes.eligibility).
         packed: packed matrices of an earlier process, where it has found any, or what keeps those of this one
@@ -81,18 +74,13 @@ class NativeRunner(KeepsStates[NativeCache]):
         lengths: how long a text counts as for rotary angles that depend on it.
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
             (models.passes.eager).
+
+    Attributes:
+        memory: the blocks of all caches; there is none where keys depend on more than the text before them.
     """
 
-    capabilities = Capabilities(
-        trees=True,
-        taps=True,
-        layer_subsets=True,
-        early_exit=True,
-        head=True,
-        input_embeddings=True,
-        fork=True,
-        blocks=True,
-    )
+    capabilities = Capabilities(trees=True, taps=True, fork=True)
+    memory: ArenaMemory
 
     def __init__(
         self,
@@ -108,95 +96,50 @@ class NativeRunner(KeepsStates[NativeCache]):
         row_invariant: bool = True,
         compiled: bool = True,
         strict: bool = False,
-        let_go: bool = True,
+        forget_behind_windows: bool = True,
         blocks: Blocks | None = None,
         packed: PackedWeights | None = None,
         activation_bits: int = 8,
         lengths: Lengths = run_lengths,
     ) -> None:
-        read = sum(rows.nbytes for name, rows in (blocks or {}).items() if name != "embed.weight")
-        weight_bytes = bytes_read(spec, weights) + read
-        quantization, mixed = BLOCKS if blocks else form_of(weights), is_mixed(weights)
+        self.spec, self.rotary, self._lengths = spec, Rotary(spec.ropes, device, dtype), lengths
         table = (blocks or {}).get("embed.weight", weights.get("embed.weight"))
         self._rows = 0 if table is None else len(table)
-        self.passes: Passes
-        self.graphs: ScoringGraphs | None
-        self.spec, self.rotary, self._lengths = spec, Rotary(spec.ropes, device, dtype), lengths
-        if self.rotary.depends_on_length:
-            self.capabilities = replace(self.capabilities, blocks=False)
+        info = _describe(
+            spec, weights, blocks or {}, name=name, device=device, dtype=dtype, activation_bits=activation_bits
+        )
         with torch.inference_mode():
             self.arena = Arena(
                 spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
                 copy_limit=copy_limit,
-                windows=windows_of(spec, device, max_context) if let_go else (),
+                windows=windows_of(spec, device, max_context) if forget_behind_windows else (),
             )  # fmt: skip
-            self.memory = ArenaMemory(self.arena)
-            if blocks:
-                from paceline.models.passes.compiled_decoder import CompiledDecoder
-
-                passes = CompiledDecoder(
+            if not self.rotary.depends_on_length:
+                self.memory = ArenaMemory(self.arena)
+            self.graphs: ScoringGraphs | None = None
+            self.passes: Passes
+            if blocks or (compiled and fits(spec, dtype, device, quantization=form_of(weights))):
+                self.passes = _compiled(
                     spec, weights, self.arena, blocks=blocks, packed=packed, activation_bits=activation_bits
                 )
-                self.passes, self.graphs = passes, None
             else:
-                invariant: RowInvariance = "proven" if strict else row_invariant
-                self.passes, self.graphs = self._prepare(
-                    weights, dtype, device, invariant, compiled=compiled, packed=packed
-                )
-        self.info = ModelInfo(
-            name=name,
-            family=spec.family,
-            vocab_size=spec.vocab_size,
-            hidden_size=spec.hidden_size,
-            num_layers=spec.num_layers,
-            max_context=max_context or spec.max_context,
-            declared_context=spec.max_context,
-            rope_border=_dynamic_border(spec),
-            device=device,
-            dtype=dtype,
-            weight_bytes=weight_bytes,
-            fingerprint=fingerprint(spec, dtype)
-            + (
-                f"-{'+'.join(kinds_of(blocks))}-a{activation_bits}"
-                if blocks
-                else f"-{quantization}"
-                if quantization
-                else ""
-            )
-            + ("-mixed" if mixed else ""),
-            quantization=quantization,
-            stored_rows=spec.stored_rows,
-            passes=self.passes.name,
-        )
+                self.passes = self._by_operators(weights, "proven" if strict else row_invariant)
+        self.info = replace(info, max_context=max_context or spec.max_context, passes=self.passes.name)
 
-    def _prepare(
-        self,
-        weights: Weights,
-        dtype: torch.dtype,
-        device: torch.device,
-        row_invariant: RowInvariance,
-        *,
-        compiled: bool,
-        packed: PackedWeights | None,
-    ) -> tuple[Passes, ScoringGraphs | None]:
-        """Pack the weights for the way this model runs here."""
-        if compiled and fits(self.spec, dtype, device, quantization=form_of(weights)):
-            from paceline.models.passes.compiled_decoder import CompiledDecoder
-
-            return CompiledDecoder(self.spec, weights, self.arena, packed=packed), None
+    def _by_operators(self, weights: Weights, row_invariant: RowInvariance) -> Passes:
+        """Passes of PyTorch's operators; scoring has graphs beside them where a GPU can capture it."""
+        device, dtype = self.arena.kv.device, self.arena.kv.dtype
         decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
-        graphs = None
         if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured
-            graphs = ScoringGraphs(decoder, self.rotary, self.arena, capture=True)
+            self.graphs = ScoringGraphs(decoder, self.rotary, self.arena, capture=True)
         if row_invariant == "proven":
             passes = EagerPasses(decoder, self.rotary, Masks(dtype, device, row_invariant=True))
-            return StrictPasses(passes, self.spec), graphs
-        return EagerPasses(decoder, self.rotary, Masks(dtype, device)), graphs
+            return StrictPasses(passes, self.spec)
+        return EagerPasses(decoder, self.rotary, Masks(dtype, device))
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> NativeCache:
         """See `Runner.open`."""
-        if inputs.digest:
-            context_of(self, inputs)
+        check_inputs(self, inputs)
         return NativeCache(self.arena, prompt_length)
 
     @torch.inference_mode()
@@ -213,8 +156,8 @@ class NativeRunner(KeepsStates[NativeCache]):
         Raises:
             ConfigError: an empty list of tokens, a released cache, or more tokens than the context holds.
         """
-        fed = tokens[0] if len(tokens) == 1 else [t for own in tokens for t in own]
-        return self._extend(caches, [len(own) for own in tokens], fed, taps, all_logits)
+        fed = tokens[0] if len(tokens) == 1 else [t for new in tokens for t in new]
+        return self._extend(caches, [len(new) for new in tokens], fed, taps, all_logits)
 
     @torch.inference_mode()
     def extend_embeddings(
@@ -226,28 +169,28 @@ class NativeRunner(KeepsStates[NativeCache]):
         all_logits: bool = False,
     ) -> Scores:
         """`extend` with input embeddings (rows, hidden), as `embed` returns them, instead of tokens."""
-        x = torch.cat([own.to(self.info.dtype) for own in embeddings])
-        return self._extend(caches, [len(own) for own in embeddings], x, taps, all_logits)
+        x = torch.cat([new.to(self.info.dtype) for new in embeddings])
+        return self._extend(caches, [len(new) for new in embeddings], x, taps, all_logits)
 
     def _extend(
         self,
         caches: Sequence[NativeCache],
         rows: Sequence[int],
-        inputs: Sequence[int] | torch.Tensor,
+        fed: Sequence[int] | torch.Tensor,
         taps: Sequence[int],
         all_logits: bool,
     ) -> Scores:
         check_extend(self.info, caches, rows)
-        if not isinstance(inputs, torch.Tensor):
-            check_tokens(self.info, inputs, self._rows)
+        if not isinstance(fed, torch.Tensor):
+            check_tokens(self.info, fed, self._rows)
         segments = [chunk(cache, count) for cache, count in zip(caches, rows, strict=True)]
         at = offsets(segments)
         wanted = None if all_logits else [stop - 1 for stop in at[1:]]
-        found = self._pass(segments, inputs, taps=taps, chunked=True, logits=wanted)
+        result = self._pass(segments, fed, taps=taps, chunked=True, logits=wanted)
         for segment in segments:
-            segment.cache.length += segment.inputs
+            segment.cache.length += segment.slots
         rows = at if all_logits else tuple(range(len(segments) + 1))
-        return Scores(found.logits, rows, found.taps, found.best)
+        return Scores(result.logits, rows, result.taps, result.best)
 
     @torch.inference_mode()
     def score(
@@ -275,8 +218,8 @@ class NativeRunner(KeepsStates[NativeCache]):
             ]
             if (result := self.graphs.run(segments, fed, taps)) is not None:
                 return Scores(result[0], offsets(segments), result[1])
-        found = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
-        return Scores(found.logits, offsets(segments), found.taps, found.best)
+        output = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
+        return Scores(output.logits, offsets(segments), output.taps, output.best)
 
     def _check_fed(self, roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
         check_tokens(self.info, roots, self._rows)
@@ -313,9 +256,9 @@ class NativeRunner(KeepsStates[NativeCache]):
             raise ConfigError(
                 f"run_layers: hidden must be ({rows}, {self.info.hidden_size}), got {tuple(hidden.shape)}"
             )
-        given = fed_tokens(roots, trees, segments) if hidden is None else hidden.to(self.info.dtype)
-        found = self._pass(segments, given, plan=plan, taps=taps, logits=(), states=True)
-        return found.states, found.taps
+        fed = fed_tokens(roots, trees, segments) if hidden is None else hidden.to(self.info.dtype)
+        result = self._pass(segments, fed, plan=plan, taps=taps, logits=(), states=True)
+        return result.states, result.taps
 
     @torch.inference_mode()
     def run_states(
@@ -361,15 +304,15 @@ class NativeRunner(KeepsStates[NativeCache]):
                     f"got {done}"
                 )
             segment = tree_segment(cache, tree, done)
-            cache.reserve(segment.inputs)
-            cache.scratch = segment.inputs
+            cache.reserve(segment.slots)
+            cache.scratch = segment.slots
             segments.append(segment)
         return segments
 
     def _pass(
         self,
         segments: Sequence[Segment],
-        inputs: Sequence[int] | torch.Tensor,
+        fed: Sequence[int] | torch.Tensor,
         *,
         plan: LayerPlan = ALL_LAYERS,
         taps: Collection[int] = (),
@@ -381,7 +324,56 @@ class NativeRunner(KeepsStates[NativeCache]):
         lengths: Sequence[tuple[int, int]] = ()
         if self.rotary.depends_on_length:
             lengths = self._lengths(segments, chunked)
-        return self.passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv)
+        return self.passes.run(segments, fed, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv)
+
+
+def _compiled(
+    spec: ModelSpec,
+    weights: Weights,
+    arena: Arena,
+    *,
+    blocks: Blocks | None,
+    packed: PackedWeights | None,
+    activation_bits: int,
+) -> Passes:
+    """Compiled passes; the compiler is loaded where they run only."""
+    from paceline.models.passes.compiled_decoder import CompiledDecoder
+
+    return CompiledDecoder(spec, weights, arena, blocks=blocks, packed=packed, activation_bits=activation_bits)
+
+
+def _describe(
+    spec: ModelSpec,
+    weights: Weights,
+    blocks: Blocks,
+    *,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    activation_bits: int,
+) -> ModelInfo:
+    """What is known of a model before its weights are packed."""
+    quantization = BLOCKS if blocks else form_of(weights)
+    forms = f"-{quantization}" if quantization else ""
+    if blocks:
+        forms = f"-{'+'.join(kinds_of(blocks))}-a{activation_bits}"
+    read = sum(rows.nbytes for key, rows in blocks.items() if key != "embed.weight")
+    return ModelInfo(
+        name=name,
+        family=spec.family,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        num_layers=spec.num_layers,
+        max_context=spec.max_context,
+        declared_context=spec.max_context,
+        rope_border=_dynamic_border(spec),
+        device=device,
+        dtype=dtype,
+        weight_bytes=bytes_read(spec, weights) + read,
+        fingerprint=fingerprint(spec, dtype) + forms + ("-mixed" if is_mixed(weights) else ""),
+        quantization=quantization,
+        stored_rows=spec.stored_rows,
+    )
 
 
 def _dynamic_border(spec: ModelSpec) -> int | None:

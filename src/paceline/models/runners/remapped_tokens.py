@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.errors import ConfigError
-from paceline.models.base import Capabilities, Runner, SequenceCache
+from paceline.errors import ConfigError, PromptError
+from paceline.models.abilities import context_of, input_kinds_of
+from paceline.models.base import Runner, SequenceCache
+from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.spec import ModelSpec
 from paceline.tree import Scores
 
@@ -77,13 +79,12 @@ class MappedRunner:
 
     def __init__(self, inner: Runner, into: Ids, columns: Ids | None, tokens: Ids, vocab_size: int) -> None:
         self.inner, self.into, self.tokens, self.vocab_size = inner, into, tokens, vocab_size
-        able = inner.capabilities
-        self.capabilities = Capabilities(trees=able.trees, taps=able.taps, fork=able.fork, truncate=able.truncate)
+        self.capabilities = inner.capabilities
         self.info = replace(inner.info, vocab_size=vocab_size, fingerprint=f"{inner.info.fingerprint}-of-{vocab_size}")
         self._columns = None if columns is None else torch.from_numpy(columns).to(inner.info.device)
         self._tokens = torch.from_numpy(tokens).to(inner.info.device)
-        self.open, self.commit, self.truncate = inner.open, inner.commit, inner.truncate
-        self.fork, self.release = inner.fork, inner.release
+        self.commit, self.truncate, self.fork, self.release = inner.commit, inner.truncate, inner.fork, inner.release
+        self.input_kinds = input_kinds_of(inner)
 
     @classmethod
     def of_head(cls, inner: Runner, rows: HeadRows) -> MappedRunner:
@@ -98,14 +99,32 @@ class MappedRunner:
         """
         inside = np.where(into < 0, -1, self.into[np.maximum(into, 0)])
         named = names[self.tokens]
+        columns: Ids | None = None if self._columns is None else self._columns.cpu().numpy()
         if (fine := named >= 0).all():
-            return MappedRunner(self.inner, inside, self._kept(), named, vocab_size)
-        held = np.arange(len(named)) if self._columns is None else self._kept()
-        assert held is not None
+            return MappedRunner(self.inner, inside, columns, named, vocab_size)
+        held = np.arange(len(named)) if columns is None else columns
         return MappedRunner(self.inner, inside, held[fine], named[fine], vocab_size)
 
-    def _kept(self) -> Ids | None:
-        return None if self._columns is None else self._columns.cpu().numpy()
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> SequenceCache:
+        """See `Runner.open`."""
+        return self.inner.open(prompt_length, self._inside_inputs(inputs))
+
+    def most_tokens(self, inputs: Inputs) -> int:
+        """See `TakesInputs.most_tokens`."""
+        return context_of(self.inner, self._inside_inputs(inputs))
+
+    def _inside_inputs(self, inputs: Inputs) -> Inputs:
+        """The same with inner ids.
+
+        Raises:
+            PromptError: an id that the model has no place for.
+        """
+        if not inputs.encoder_tokens:
+            return inputs
+        try:
+            return replace(inputs, encoder_tokens=self.inside(inputs.encoder_tokens))
+        except ConfigError as error:
+            raise PromptError(str(error)) from error
 
     def extend(
         self,
@@ -116,7 +135,7 @@ class MappedRunner:
         all_logits: bool = False,
     ) -> Scores:
         """See `Runner.extend`."""
-        fed = [self.inside(own) for own in tokens]
+        fed = [self.inside(new) for new in tokens]
         return self._outside(self.inner.extend(caches, fed, taps=taps, all_logits=all_logits))
 
     def score(
@@ -141,16 +160,16 @@ class MappedRunner:
         if len(tokens) == 1 and 0 <= (token := tokens[0]) < len(self.into) and (only := int(self.into[token])) >= 0:
             return [only]
         ids = np.asarray(tokens, np.int64)
-        if not ((ids >= 0) & (ids < len(self.into))).all() or (found := self.into[ids]).min(initial=0) < 0:
+        if not ((ids >= 0) & (ids < len(self.into))).all() or (inner_ids := self.into[ids]).min(initial=0) < 0:
             raise ConfigError(
                 f"{self.info.name} was fed a token that it does not have; ids must lie below {len(self.into)}"
             )
-        whole: list[int] = found.tolist()
+        whole: list[int] = inner_ids.tolist()
         return whole
 
     def _outside(self, scores: Scores) -> Scores:
         """Logits by outer id."""
-        given = scores.logits if self._columns is None else scores.logits.index_select(1, self._columns)
-        logits = given.new_full((len(given), self.vocab_size), float("-inf"))
-        logits.index_copy_(1, self._tokens, given)
+        columns = scores.logits if self._columns is None else scores.logits.index_select(1, self._columns)
+        logits = columns.new_full((len(columns), self.vocab_size), float("-inf"))
+        logits.index_copy_(1, self._tokens, columns)
         return Scores(logits, scores.rows, scores.taps)

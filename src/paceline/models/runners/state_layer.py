@@ -42,12 +42,12 @@ def layer_spec(config: HeadConfig, weights: Weights, prefix: str, rows: int = UN
     Args:
         weights: of the head; those of the layer begin with `prefix`.
     """
-    given: dict[str, Any] = {key: value for key, value in config.layer.items() if value is not None}
+    declared: dict[str, Any] = {key: value for key, value in config.layer.items() if value is not None}
     kind = "qwen3" if f"{prefix}self_attn.q_norm.weight" in weights else "llama"
-    own = {"model_type": kind, "num_hidden_layers": 1, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+    defaults = {"model_type": kind, "num_hidden_layers": 1, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
     sizes = {"hidden_size": config.hidden_size, "vocab_size": rows, "tie_word_embeddings": False}
     sizes |= {"head_dim": config.head_dim, "num_key_value_heads": config.kv_heads}
-    return spec_from_config({**own, **given, **sizes})
+    return spec_from_config({**defaults, **declared, **sizes})
 
 
 RENAMED: Final = {
@@ -66,20 +66,20 @@ FUSED: Final = {
 
 def _canonical(weights: Weights, spec: ModelSpec, prefix: str, head: torch.Tensor | None) -> Weights:
     """The layer's weights by the decoder's names, out of Hugging Face's."""
-    layer = {name.removeprefix(prefix): one for name, one in weights.items() if name.startswith(prefix)}
+    layer = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
     empty = layer["self_attn.o_proj.weight"].new_zeros(UNUSED, spec.hidden_size)
-    found = {"embed.weight": empty, "head.weight": empty if head is None else head}
+    canonical = {"embed.weight": empty, "head.weight": empty if head is None else head}
     for name, parts in FUSED.items():
-        found[f"layers.0.{name}.weight"] = torch.cat([layer[f"{part}.weight"] for part in parts])
+        canonical[f"layers.0.{name}.weight"] = torch.cat([layer[f"{part}.weight"] for part in parts])
         biases = [
             layer.get(f"{part}.bias", layer[f"{part}.weight"].new_zeros(len(layer[f"{part}.weight"]))) for part in parts
         ]
         if any(f"{part}.bias" in layer for part in parts):
-            found[f"layers.0.{name}.bias"] = torch.cat(biases)
+            canonical[f"layers.0.{name}.bias"] = torch.cat(biases)
     for stored, name in RENAMED.items():
         for kind in ("weight", "bias"):
             if f"{stored}.{kind}" in layer:
-                found[f"layers.0.{name}.{kind}"] = layer[f"{stored}.{kind}"]
+                canonical[f"layers.0.{name}.{kind}"] = layer[f"{stored}.{kind}"]
     if "norm.weight" in weights:
-        found["final_norm.weight"] = weights["norm.weight"]
-    return found
+        canonical["final_norm.weight"] = weights["norm.weight"]
+    return canonical

@@ -2,14 +2,14 @@
 
 `BlockPool` counts who holds which block. An exception may come between any two operations (Ctrl-C, an error while
 memory grows), and a handle may be lost on its way to whoever asked for it. So counts are only a summary: every change
-stands between `begin` and `end`, and where the last change did not reach its end, or a holder died with blocks, the
+is made within `Arena.change`, and where the last change did not reach its end, or a holder died with blocks, the
 counts are made anew from the holders' own lists.
 
 `PrefixIndex` keeps the blocks of ended sequences and finds them again by their tokens. A block is known by its own
 tokens and by the entry of the block before it, so an entry stands for the whole text up to its end; the first block of
-a text hangs on the tenant's name. Entries are looked up by hash and compared token by token: equal hashes of other
-tokens cannot meet. Using an entry makes those before it younger still, so the oldest entry is always the last one of
-its chain.
+a text hangs on its owner's key. Entries are looked up by hash and compared token by token: equal hashes of other tokens
+cannot meet. Using an entry makes those before it younger still, so the oldest entry is always the last one of its
+chain.
 
 `Arena` is the tensor; layers with a sliding window may be elsewhere (models.state.window_slots). Source:
 PagedAttention and automatic prefix caching of vLLM (arXiv:2309.06180).
@@ -18,7 +18,8 @@ PagedAttention and automatic prefix caching of vLLM (arXiv:2309.06180).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, Protocol
@@ -40,7 +41,7 @@ class Holder(Protocol):
         """Their numbers."""
 
     @property
-    def needed(self) -> Sequence[int]:
+    def window_blocks(self) -> Sequence[int]:
         """Those whose keys and values must remain in layers with a sliding window."""
 
 
@@ -121,11 +122,7 @@ class BlockPool:
         """Whether the blocks start .. start + count - 1 exist and nobody holds them."""
         return start + count <= len(self.counts) and not self.counts[start : start + count].any()
 
-    def take(self, start: int, count: int) -> None:
-        """Count a run of blocks once more."""
-        self.counts[start : start + count] += 1
-
-    def share(self, blocks: Sequence[int]) -> None:
+    def add_reference(self, blocks: Sequence[int]) -> None:
         """Count these blocks once more."""
         if isinstance(blocks, range):
             self.counts[blocks.start : blocks.stop] += 1
@@ -149,11 +146,11 @@ class BlockPool:
 
 
 Key = tuple[str | int, bytes]
-"""The tenant, or the serial number of the entry before; tokens of the block."""
+"""The owner's key, or the serial number of the entry before; tokens of the block."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeptBlock:
     """A kept block: its number in the arena, and a serial number that no other entry ever has."""
 
     block: int
@@ -169,26 +166,27 @@ def pieces_of(tokens: Sequence[int]) -> list[bytes]:
 
 
 class PrefixIndex:
-    """A holder of blocks (models.state.arena).
+    """Finds the blocks of ended sequences by their tokens, and holds them until their room is needed.
 
-    Changes happen between `begin` and `end` of the pool; a change that was cut short leaves entries that nobody finds
-    at worst, and they go like all others.
+    What was added under one owner's key is found under no other (`engine.request.Request.prefix_key`). Changes happen
+    within `Arena.change`; one that was cut short leaves entries that nobody finds at worst, and they go like all
+    others.
 
     Args:
         pool: where the blocks are counted.
-        near: which of them layers with a window can still read; None where they can all.
+        windowed: which of them layers with a window can still read; None where they can all.
 
     Attributes:
         most: most blocks to keep; None for no limit.
-        needed: nothing; what a sequence takes over is the sequence's.
+        window_blocks: none; what a sequence takes over is the sequence's.
     """
 
-    needed: Sequence[int] = ()
+    window_blocks: Sequence[int] = ()
 
-    def __init__(self, pool: BlockPool, near: WindowSlots | None = None) -> None:
-        self.pool, self._near = pool, near
+    def __init__(self, pool: BlockPool, windowed: WindowSlots | None = None) -> None:
+        self.pool, self._windowed = pool, windowed
         self.most: int | None = None
-        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._entries: OrderedDict[Key, KeptBlock] = OrderedDict()
         self._serials = count()
         pool.holders.add(self)
 
@@ -200,23 +198,23 @@ class PrefixIndex:
         """The blocks that are kept."""
         return [entry.block for entry in self._entries.values()]
 
-    def find(self, tenant: str, pieces: Sequence[bytes]) -> list[int]:
+    def find(self, owner_key: str, pieces: Sequence[bytes]) -> list[int]:
         """Blocks of the longest beginning that a sequence can go on from; all that are known count as used."""
-        keys = self._path(tenant, pieces)
+        keys = self._path(owner_key, pieces)
         for key in reversed(keys):
             self._entries.move_to_end(key)
         return self._usable(keys)
 
-    def known(self, tenant: str, pieces: Sequence[bytes]) -> int:
+    def known(self, owner_key: str, pieces: Sequence[bytes]) -> int:
         """How many blocks `find` would give."""
-        return len(self._usable(self._path(tenant, pieces)))
+        return len(self._usable(self._path(owner_key, pieces)))
 
     def _usable(self, keys: Sequence[Key]) -> list[int]:
         blocks = [self._entries[key].block for key in keys]
-        return blocks if self._near is None else blocks[: self._near.usable(blocks)]
+        return blocks if self._windowed is None else blocks[: self._windowed.usable(blocks)]
 
-    def _path(self, tenant: str, pieces: Sequence[bytes]) -> list[Key]:
-        before: str | int = tenant
+    def _path(self, owner_key: str, pieces: Sequence[bytes]) -> list[Key]:
+        before: str | int = owner_key
         keys: list[Key] = []
         for piece in pieces:
             entry = self._entries.get((before, piece))
@@ -226,23 +224,23 @@ class PrefixIndex:
             before = entry.serial
         return keys
 
-    def add(self, tenant: str, pieces: Sequence[bytes], blocks: Sequence[int]) -> None:
+    def add(self, owner_key: str, pieces: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Keep the blocks of a text; where a block of the same text is known, that one stays, unless layers with a
         window have lost it.
         """
-        before: str | int = tenant
+        before: str | int = owner_key
         keys: list[Key] = []
         for piece, block in zip(pieces, blocks, strict=False):
             key = (before, piece)
             entry = self._entries.get(key)
             if entry is None:
-                entry = Entry(block, next(self._serials))
-                self.pool.share([block])
+                entry = KeptBlock(block, next(self._serials))
+                self.pool.add_reference([block])
                 self._entries[key] = entry
-            elif self._near is not None and self._near.has([block, entry.block]).tolist() == [True, False]:
-                self.pool.share([block])
+            elif self._windowed is not None and self._windowed.has([block, entry.block]).tolist() == [True, False]:
+                self.pool.add_reference([block])
                 self.pool.drop([entry.block])
-                entry = self._entries[key] = Entry(block, entry.serial)
+                entry = self._entries[key] = KeptBlock(block, entry.serial)
             keys.append(key)
             before = entry.serial
         for key in reversed(keys):
@@ -272,7 +270,7 @@ class PrefixIndex:
 class Arena:
     """Keys and values of all sequences of a model.
 
-    One tensor (layers, slots, 2 * kv heads, head dim), keys before values, of all layers but those in `near`.
+    One tensor (layers, slots, 2 * kv heads, head dim), keys before values, of all layers but those in `windowed`.
 
     Block 0 belongs to nobody: fixed-shape steps write their padding rows there. Grows by doubling; `version` counts the
     times, since views into the old tensor are then stale.
@@ -281,11 +279,11 @@ class Arena:
         windows: per layer its sliding window or None, where layers shall give back what is behind it.
 
     Attributes:
-        near: keys and values of the layers with a window; None where there are none.
+        windowed: keys and values of the layers with a window; None where there are none.
         limit: most blocks, block 0 included; None for no limit. A step that needs more gets them all the same: it is
             for the engine to see that none does (engine.cache_room).
-        lean: room is short: take the blocks that are needed and no more.
-        widest: most inputs that one step of a sequence has had.
+        single_blocks: room is short: take the blocks that are needed and no more.
+        widest: most slots that one step of a sequence has taken: its root and nodes.
         masked: passes read slots that nobody sees, through masks, so that these must hold numbers; False where they do
             not.
         prefixes: blocks of ended sequences, kept until their room is needed.
@@ -306,24 +304,30 @@ class Arena:
         self.kv_heads, self.copy_limit, self.version = kv_heads, copy_limit, 0
         blocks = max(blocks_for(slots), 2)
         self.limit: int | None = None
-        self.lean, self.masked, self.widest = False, True, 1
+        self.single_blocks, self.masked, self.widest = False, True, 1
         self.pool = BlockPool(blocks, reserved=1)
-        found = {layer: window for layer, window in enumerate(windows) if window is not None}
-        self._windowed, self.near = list(found), None
-        if found:
-            self.near = WindowSlots(
-                len(found), max(found.values()), 2 * kv_heads, head_dim, blocks=blocks, dtype=dtype, device=device
+        window_of = {layer: window for layer, window in enumerate(windows) if window is not None}
+        self._windowed_layers, self.windowed = list(window_of), None
+        if window_of:
+            self.windowed = WindowSlots(
+                len(window_of),
+                max(window_of.values()),
+                2 * kv_heads,
+                head_dim,
+                blocks=blocks,
+                dtype=dtype,
+                device=device,
             )
-        self.prefixes = PrefixIndex(self.pool, self.near)
-        self._adopt(zeros((layers - len(found), blocks * BLOCK, 2 * kv_heads, head_dim), dtype, device))
+        self.prefixes = PrefixIndex(self.pool, self.windowed)
+        self._adopt(zeros((layers - len(window_of), blocks * BLOCK, 2 * kv_heads, head_dim), dtype, device))
 
     def _adopt(self, kv: torch.Tensor) -> None:
         self.kv = kv
         self.layers = list(kv.unbind(0))
-        if self.near is not None:
-            for index, layer in zip(self._windowed, self.near.kv.unbind(0), strict=True):
+        if self.windowed is not None:
+            for index, layer in zip(self._windowed_layers, self.windowed.kv.unbind(0), strict=True):
                 self.layers.insert(index, layer)
-        whole = [index for index in range(len(self.layers)) if index not in self._windowed]
+        whole = [index for index in range(len(self.layers)) if index not in self._windowed_layers]
         by_head = dict(zip(whole, kv.transpose(1, 2).unsqueeze(1).unbind(0), strict=True))
         self.keys = {index: layer[:, : self.kv_heads] for index, layer in by_head.items()}
         self.values = {index: layer[:, self.kv_heads :] for index, layer in by_head.items()}
@@ -335,20 +339,27 @@ class Arena:
     @property
     def nbytes(self) -> int:
         """Bytes that are allocated."""
-        return self.kv.nbytes + (0 if self.near is None else self.near.kv.nbytes)
+        return self.kv.nbytes + (0 if self.windowed is None else self.windowed.kv.nbytes)
 
-    def begin(self) -> None:
-        """A change of who holds what begins; what an earlier one left half done is put right."""
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """A change of who holds which blocks; what an earlier one left half done is put right first.
+
+        There is no `finally`: a change that an exception cuts short must stay marked as such, so that the next one
+        counts anew. Changes do not nest.
+        """
         if self.pool.cut_short:
             self._adopt(self.kv)
             self.pool.grow(self.slots // BLOCK)
             self._follow()
         self.pool.begin()
+        yield
+        self.pool.end()
 
     def _follow(self) -> None:
         """Everything that depends on the size is stale."""
-        if self.near is not None:
-            self.near.follow(len(self.pool.counts))
+        if self.windowed is not None:
+            self.windowed.follow(len(self.pool.counts))
         self.version += 1
 
     @torch.inference_mode()
@@ -357,34 +368,33 @@ class Arena:
 
         Adjacent ones, unless the limit leaves no such run.
 
-        Between `begin` and `pool.end`, and the blocks must be in a sequence's list before that end.
+        Within `change`, and the blocks must be in a sequence's list before it ends.
         """
         start = at if at is not None and self.pool.is_free(at, count) else self._run(count)
         blocks = self._single(count) if start is None else range(start, start + count)
-        self.pool.share(blocks)
+        self.pool.add_reference(blocks)
         if (
             self.masked and self.pool.used_before[list(blocks)].any()
         ):  # stale NaN of a past sequence would leak through masks
             self.kv[:, self._slots(blocks)] = 0
-        if self.near is not None:
-            self.near.drop(blocks)
+        if self.windowed is not None:
+            self.windowed.drop(blocks)
         return blocks
 
     @torch.inference_mode()
-    def prepare(self, near: WindowSlots, blocks: Sequence[int]) -> None:
+    def prepare(self, windowed: WindowSlots, blocks: Sequence[int]) -> None:
         """Give blocks that will be written to a place in the layers with a window."""
-        lacking = near.lacking(blocks, self._needed())
+        lacking = windowed.lacking(blocks, self._window_blocks())
         if lacking > 0:
-            self.begin()
-            self._grow_near(near, lacking)
-            self.pool.end()
-        near.give(blocks, clear=self.masked)
+            with self.change():
+                self._grow_windowed(windowed, lacking)
+        windowed.give(blocks, clear=self.masked)
 
-    def _needed(self) -> list[Sequence[int]]:
-        return [holder.needed for holder in list(self.pool.holders)]
+    def _window_blocks(self) -> list[Sequence[int]]:
+        return [holder.window_blocks for holder in list(self.pool.holders)]
 
-    def _grow_near(self, near: WindowSlots, places: int) -> None:
-        near.grow(places)
+    def _grow_windowed(self, windowed: WindowSlots, places: int) -> None:
+        windowed.grow(places)
         self._adopt(self.kv)
         self.version += 1
 
@@ -415,8 +425,8 @@ class Arena:
         """Drop what is allocated beyond a limit, if nobody holds anything."""
         if self.pool.free < len(self.pool.counts) - self.pool.reserved:
             return
-        if self.near is not None:
-            self.near.shrink()
+        if self.windowed is not None:
+            self.windowed.shrink()
         if len(self.pool.counts) > blocks:
             self._adopt(self.kv[:, : blocks * BLOCK].clone())
             self.pool.shrink(blocks)
@@ -439,23 +449,23 @@ class Arena:
             self.kv[:, self._slots(target)] = self.kv[:, self._slots(source)]
 
     @torch.inference_mode()
-    def copy_near(self, near: WindowSlots, source: Sequence[int], target: Sequence[int]) -> None:
+    def copy_windowed(self, windowed: WindowSlots, source: Sequence[int], target: Sequence[int]) -> None:
         """The same in the layers with a window, inside a change; what has no place there has none afterwards."""
-        pairs = [pair for pair, has in zip(zip(source, target, strict=True), near.has(source), strict=True) if has]
+        pairs = [pair for pair, has in zip(zip(source, target, strict=True), windowed.has(source), strict=True) if has]
         if pairs:
-            own, new = zip(*pairs, strict=True)
-            if (lacking := near.lacking(new, self._needed())) > 0:
-                self._grow_near(near, lacking)
-            near.give(new, clear=False)
-            near.copy(own, new)
+            filled, new = zip(*pairs, strict=True)
+            if (lacking := windowed.lacking(new, self._window_blocks())) > 0:
+                self._grow_windowed(windowed, lacking)
+            windowed.give(new, clear=False)
+            windowed.copy(filled, new)
 
     @torch.inference_mode()
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy single slots, all layers at once; sources may overlap targets."""
         device = self.kv.device
         self.kv[:, torch.tensor(target, device=device)] = self.kv[:, torch.tensor(source, device=device)]
-        if self.near is not None:
-            self.near.move(source, target)
+        if self.windowed is not None:
+            self.windowed.move(source, target)
 
     def _slots(self, blocks: Sequence[int]) -> slice | torch.Tensor:
         if blocks[-1] - blocks[0] == len(blocks) - 1 and adjacent(blocks):

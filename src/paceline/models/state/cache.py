@@ -32,11 +32,12 @@ class NativeCache:
 
     Attributes:
         blocks: physical blocks in order; empty after release.
-        scratch: inputs (root and nodes) of the last step that await `commit`.
+        length: committed tokens; the pending root is not among them (models.base).
+        scratch: slots of the last step that await `commit`: its root and nodes.
         base: physical slot of position 0 if the blocks are adjacent, else -1.
         ready: blocks from the first on that can be written to as far as they are private; 0 where that is not known.
-        lets_go: what is committed is never taken back, so that layers with a sliding window may forget what is behind
-            it.
+        forgets_behind_windows: what is committed is never taken back, so that layers with a sliding window may forget
+            what is behind it.
     """
 
     abilities: ClassVar = PartAbilities()
@@ -49,8 +50,8 @@ class NativeCache:
         "arena",
         "base",
         "blocks",
+        "forgets_behind_windows",
         "length",
-        "lets_go",
         "prompt_length",
         "ready",
         "released",
@@ -61,7 +62,7 @@ class NativeCache:
         self.arena, self.prompt_length = arena, prompt_length
         self.blocks: list[int] = []
         self.length, self.scratch, self.base, self.ready = 0, 0, 0, 0
-        self.released = self.lets_go = False
+        self.released = self.forgets_behind_windows = False
         self._views: dict[tuple[int, int], Views] = {}
         self._views_of = (0, 0)
         self._places: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
@@ -72,15 +73,15 @@ class NativeCache:
             self.blocks = []
             self.arena.pool.stale = True
 
-    def reserve(self, inputs: int) -> None:
-        """Make room for `inputs` tokens behind the committed ones, in slots that nobody else reads.
+    def reserve(self, slots: int) -> None:
+        """Make room for `slots` tokens behind the committed ones, in slots that nobody else reads.
 
         Raises:
             ConfigError: the cache was released.
         """
         if self.released:
             raise ConfigError("this sequence's cache was released; open a new one with runner.open()")
-        blocks, first, need = self.blocks, self.length // BLOCK, -(-(self.length + inputs) // BLOCK)
+        blocks, first, need = self.blocks, self.length // BLOCK, -(-(self.length + slots) // BLOCK)
         private = first >= len(blocks) or self.arena.pool.counts.item(blocks[first]) == 1
         if need <= self.ready and private:
             return
@@ -88,14 +89,14 @@ class NativeCache:
             if not (private and self._extend_in_place(need)):
                 self.relocate(need, first if not private else len(self.blocks))
             self.locate()
-        if (near := self.arena.near) is not None:
-            self.arena.prepare(near, self.blocks[first:need])
+        if (windowed := self.arena.windowed) is not None:
+            self.arena.prepare(windowed, self.blocks[first:need])
             self.ready = need
 
     def locate(self) -> None:
         """Find out where the blocks are; to be called when they have changed."""
         self._places = None
-        self.ready = len(self.blocks) if self.arena.near is None else 0
+        self.ready = len(self.blocks) if self.arena.windowed is None else 0
         self.base = (self.blocks[0] * BLOCK if adjacent(self.blocks) else -1) if self.blocks else 0
 
     def _extend_in_place(self, need: int) -> bool:
@@ -106,50 +107,48 @@ class NativeCache:
             return False
         held, pool = len(self.blocks), self.arena.pool
         count, at = need - held, self.blocks[-1] + 1
-        more = count if self.arena.lean else max(count, held // 2)
+        more = count if self.arena.single_blocks else max(count, held // 2)
         if pool.is_free(at, more):
             count = more
         elif not pool.is_free(at, count):
             return False
-        self.arena.begin()
-        self.arena.allocate(count, at)
-        self.blocks.extend(range(at, at + count))
-        self.arena.pool.end()
+        with self.arena.change():
+            self.arena.allocate(count, at)
+            self.blocks.extend(range(at, at + count))
         return True
 
     def relocate(self, need: int, shared: int) -> None:
         """Move to a run of twice the size: everything, or, for a long sequence with a shared prefix, all behind block
         `shared`. Where room is short, only what is behind block `shared`, and no further than needed.
         """
-        self.arena.begin()
-        private = bool((self.arena.pool.counts[self.blocks] == 1).all())
-        keep = 0 if private or self.length <= self.arena.copy_limit else shared
-        count = 2 * (need - keep)
-        if self.arena.lean:
-            keep, count = shared, need - shared
-        new = self.arena.allocate(count)
-        old, filled = self.blocks[keep:], self.blocks[keep : blocks_for(self.length + self.scratch)]
-        self.arena.copy(filled, new[: len(filled)])
-        if (near := self.arena.near) is not None:
-            if private:
-                near.share(filled, new[: len(filled)])
-            else:
-                late = max(0, self._first_needed(near) - keep)
-                self.arena.copy_near(near, filled[late:], new[late : len(filled)])
-        self.arena.pool.drop(old)
-        self.blocks[keep:] = new
-        if near is not None and private:
-            near.drop(old)
-        self.arena.pool.end()
+        with self.arena.change():
+            private = bool((self.arena.pool.counts[self.blocks] == 1).all())
+            keep = 0 if private or self.length <= self.arena.copy_limit else shared
+            count = 2 * (need - keep)
+            if self.arena.single_blocks:
+                keep, count = shared, need - shared
+            new = self.arena.allocate(count)
+            old, filled = self.blocks[keep:], self.blocks[keep : blocks_for(self.length + self.scratch)]
+            self.arena.copy(filled, new[: len(filled)])
+            if (windowed := self.arena.windowed) is not None:
+                if private:
+                    windowed.alias(filled, new[: len(filled)])
+                else:
+                    late = max(0, self._first_in_window(windowed) - keep)
+                    self.arena.copy_windowed(windowed, filled[late:], new[late : len(filled)])
+            self.arena.pool.drop(old)
+            self.blocks[keep:] = new
+            if windowed is not None and private:
+                windowed.drop(old)
 
     @property
-    def needed(self) -> Sequence[int]:
+    def window_blocks(self) -> Sequence[int]:
         """See `models.state.arena.Holder`."""
-        near = self.arena.near
-        return self.blocks if near is None else self.blocks[self._first_needed(near) :]
+        windowed = self.arena.windowed
+        return self.blocks if windowed is None else self.blocks[self._first_in_window(windowed) :]
 
-    def _first_needed(self, near: WindowSlots) -> int:
-        return near.first_read(self.length) if self.lets_go else 0
+    def _first_in_window(self, windowed: WindowSlots) -> int:
+        return windowed.first_read(self.length) if self.forgets_behind_windows else 0
 
     def slot_index(self, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """(stop - start,) int64 physical slots of the positions start .. stop - 1."""
@@ -160,12 +159,12 @@ class NativeCache:
 
     def in_order(self, window: int | None) -> bool:
         """Whether slots in the layers of a window kind follow each other from `base` on."""
-        return self.base >= 0 and (window is None or self.arena.near is None)
+        return self.base >= 0 and (window is None or self.arena.windowed is None)
 
     def slots_of_kind(self, start: int, stop: int, window: int | None) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """The same in the layers of a window kind."""
-        slots, near = self.slot_index(start, stop), self.arena.near
-        return slots if window is None or near is None else near.slots[slots]
+        slots, windowed = self.slot_index(start, stop), self.arena.windowed
+        return slots if window is None or windowed is None else windowed.slots[slots]
 
     def views(self, start: int, stop: int) -> Views:
         """Per layer the keys and values of positions start .. stop - 1, each (1, kv heads, stop - start, head dim).
@@ -177,16 +176,16 @@ class NativeCache:
         if current != self._views_of or len(self._views) > 8:
             self._views.clear()
             self._views_of = current
-        found = self._views.get((start, stop))
-        if found is None:
+        views = self._views.get((start, stop))
+        if views is None:
             at, count = self.base + start, stop - start
             keys, values = self.arena.keys, self.arena.values
-            found = self._views[start, stop] = {
+            views = self._views[start, stop] = {
                 layer: (keys[layer].narrow(2, at, count), values[layer].narrow(2, at, count)) for layer in keys
             }
-        return found
+        return views
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
         """Commit the root and the nodes of `path` out of the scratch slots; the rest of the scratch is forgotten.
 
         Raises:
@@ -224,8 +223,10 @@ class NativeCache:
         """
         if not 0 <= length <= self.length:
             raise ConfigError(f"truncate: length must lie in 0..{self.length}, got {length}")
-        near = self.arena.near
-        if near is not None and not near.has(self.blocks[near.first_read(length) : blocks_for(length)]).all():
+        windowed = self.arena.windowed
+        if windowed is None:
+            return
+        if not windowed.has(self.blocks[windowed.first_read(length) : blocks_for(length)]).all():
             raise ConfigError(f"truncate: what the windows of {length} tokens hold was given back")
 
     def truncate(self, length: int) -> None:
@@ -235,7 +236,7 @@ class NativeCache:
             ConfigError: it cannot go back to this length (`check_truncate`).
         """
         self.check_truncate(length)
-        if self.arena.near is not None:
+        if self.arena.windowed is not None:
             self.ready = 0
         self.length, self.scratch = length, 0
         if length < self.prompt_length:
@@ -244,40 +245,44 @@ class NativeCache:
         if rest and (self.arena.pool.counts[rest] > 1).any():
             self._drop_last(rest)
 
-    def trim(self, inputs: int) -> None:
-        """Give back the blocks behind those that `inputs` more tokens need."""
-        rest = self.blocks[blocks_for(self.length + inputs) :]
+    def trim(self, slots: int) -> None:
+        """Give back the blocks behind those that `slots` more tokens need."""
+        rest = self.blocks[blocks_for(self.length + slots) :]
         if rest:
             self._drop_last(rest)
 
     def _drop_last(self, rest: Sequence[int]) -> None:
         """Give back the last blocks, which are `rest`."""
-        self.arena.begin()
-        self.arena.pool.drop(rest)
-        del self.blocks[-len(rest) :]
-        self.arena.pool.end()
+        with self.arena.change():
+            self.arena.pool.drop(rest)
+            del self.blocks[-len(rest) :]
         self.locate()
 
     def fork(self) -> NativeCache:
         """A second sequence that shares the committed blocks; nothing is copied."""
-        return self.beginning(self.length)
-
-    def beginning(self, length: int) -> NativeCache:
-        """A second sequence that shares the blocks of the first `length` committed tokens."""
-        other, blocks = type(self)(self.arena, self.prompt_length), self.blocks[: blocks_for(length)]
-        other.length = length
-        self.arena.begin()
-        self.arena.pool.share(blocks)
-        other.blocks = blocks
-        self.arena.pool.end()
-        other.locate()
+        other = NativeCache(self.arena, self.prompt_length)
+        self.share_with(other)
         return other
+
+    def share_with(self, other: NativeCache) -> None:
+        """Let another sequence, which is still empty, begin with all committed tokens."""
+        with self.arena.change():
+            other.begin_with(self.blocks[: blocks_for(self.length)], self.length)
+
+    def begin_with(self, blocks: Sequence[int], length: int) -> None:
+        """Hold blocks of another sequence or of an ended one, within a change, where this sequence is still empty.
+
+        Args:
+            blocks: those of its first `length` tokens, all of which are committed then.
+        """
+        self.arena.pool.add_reference(blocks)
+        self.blocks, self.length = list(blocks), length
+        self.locate()
 
     def release(self) -> None:
         """Give all blocks back; a second call does nothing."""
-        self.arena.begin()
-        self.arena.pool.drop(self.blocks)
-        self.blocks, self.length, self.scratch, self.released = [], 0, 0, True
-        self.arena.pool.end()
+        with self.arena.change():
+            self.arena.pool.drop(self.blocks)
+            self.blocks, self.length, self.scratch, self.released = [], 0, 0, True
         self._places = None
         self._views.clear()

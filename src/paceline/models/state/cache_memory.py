@@ -37,7 +37,7 @@ LEAST_BYTES = 256
 
 
 class ArenaMemory:
-    """See `models.base.CacheMemory`.
+    """See `models.block_memory.CacheMemory`.
 
     Args:
         arena: where keys and values are.
@@ -47,14 +47,14 @@ class ArenaMemory:
     block_size = BLOCK
 
     def __init__(self, arena: Arena, abilities: PartAbilities = NativeCache.abilities) -> None:
-        self._arena, self.shares = arena, abilities.shared
+        self._arena, self.can_share_prefixes = arena, abilities.shared
         self._left, self._chunk = (-1, 0), 1
 
     @property
     def block_bytes(self) -> int:
         """Keys and values of one block, all layers."""
-        arena = self._arena
-        return arena.kv.nbytes // (arena.slots // BLOCK) + (0 if arena.near is None else _place_bytes(arena.near))
+        arena, windowed = self._arena, self._arena.windowed
+        return arena.kv.nbytes // (arena.slots // BLOCK) + (0 if windowed is None else _place_bytes(windowed))
 
     @property
     def capacity(self) -> int:
@@ -68,11 +68,11 @@ class ArenaMemory:
 
     @property
     def widest(self) -> int:
-        """Most inputs that a step of one sequence has had so far."""
+        """Most slots that a step of one sequence has taken so far: its root and nodes."""
         return self._arena.widest
 
-    def limit(self, size: int | None, sequences: int = 1, chunk: int = 0) -> None:
-        """See `models.base.CacheMemory.limit`.
+    def set_limit(self, size: int | None, sequences: int = 1, chunk: int = 0) -> None:
+        """See `models.block_memory.CacheMemory.set_limit`.
 
         Raises:
             ConfigError: not even two blocks fit.
@@ -97,30 +97,35 @@ class ArenaMemory:
         LENGTHS times as long; the rest is for the other layers. Where not even one window fits, each block costs what
         all layers need.
         """
-        near, block = self._arena.near, self.block_bytes
-        if near is None:
+        windowed, block = self._arena.windowed, self.block_bytes
+        if windowed is None:
             return size // block
-        place = _place_bytes(near)
+        place = _place_bytes(windowed)
         rest, self._chunk = max(block - place, LEAST_BYTES), 1 + blocks_for(chunk)
-        one = blocks_for(near.window) + STEP_BLOCKS
-        places = max(self._chunk + one, min(self._chunk + sequences * one, size // (place + LENGTHS * rest)))
+        per_sequence = blocks_for(windowed.window) + STEP_BLOCKS
+        places = max(
+            self._chunk + per_sequence, min(self._chunk + sequences * per_sequence, size // (place + LENGTHS * rest))
+        )
         blocks = (size - places * place) // rest
         if blocks <= places:
             blocks = places = size // block
-        near.most = places
+        windowed.most = places
         return blocks
 
     def windows_fit(self, lengths: Iterable[int]) -> bool:
         """Whether layers with a sliding window have room for sequences of so many tokens side by side."""
-        near = self._arena.near
-        if near is None or near.most > self.capacity:
+        windowed = self._arena.windowed
+        if windowed is None or windowed.most > self.capacity:
             return True
-        one = blocks_for(near.window) + STEP_BLOCKS
-        return self._chunk + sum(min(one, blocks_for(length + self.widest)) for length in lengths) <= near.most
+        per_sequence = blocks_for(windowed.window) + STEP_BLOCKS
+        return (
+            self._chunk + sum(min(per_sequence, blocks_for(length + self.widest)) for length in lengths)
+            <= windowed.most
+        )
 
     @property
     def used(self) -> int:
-        """See `models.base.CacheMemory.used`."""
+        """See `models.block_memory.CacheMemory.used`."""
         pool = self._arena.pool
         return len(pool.counts) - pool.reserved - pool.unheld
 
@@ -143,36 +148,36 @@ class ArenaMemory:
         """Blocks that hold this many tokens."""
         return blocks_for(tokens)
 
-    def let_go(self, cache: State) -> None:
+    def forget_behind_windows(self, cache: State) -> None:
         """Layers with a sliding window may forget what is behind that of a sequence's committed tokens."""
-        keys_of(cache).lets_go = True
+        keys_of(cache).forgets_behind_windows = True
 
     @property
-    def windowed(self) -> bool:
+    def has_windows(self) -> bool:
         """Whether there are layers with a sliding window that give back what is behind it."""
-        return self._arena.near is not None
+        return self._arena.windowed is not None
 
-    def present(self, cache: State, blocks: int) -> int:
+    def blocks_present(self, cache: State, blocks: int) -> int:
         """With how many of the first blocks of a sequence another one can begin."""
-        if not self.shares:
+        if not self.can_share_prefixes:
             return 0
-        near = self._arena.near
-        return blocks if near is None else near.usable(keys_of(cache).blocks[:blocks])
+        windowed = self._arena.windowed
+        return blocks if windowed is None else windowed.usable(keys_of(cache).blocks[:blocks])
 
-    def need(self, cache: State, inputs: int) -> int:
-        """Blocks that a sequence must take for `inputs` more tokens."""
+    def need(self, cache: State, slots: int) -> int:
+        """Blocks that a sequence must take for `slots` more tokens."""
         keys = keys_of(cache)
         first, held = keys.length // BLOCK, len(keys.blocks)
         shared = first < held and bool(self._arena.pool.counts[keys.blocks[first]] > 1)
-        return max(0, blocks_for(keys.length + inputs) - held) + int(shared)
+        return max(0, blocks_for(keys.length + slots) - held) + int(shared)
 
-    def trim(self, cache: State, inputs: int) -> None:
-        """Give back what a sequence holds beyond its next `inputs` tokens."""
-        keys_of(cache).trim(inputs)
+    def trim(self, cache: State, slots: int) -> None:
+        """Give back what a sequence holds beyond its next `slots` tokens."""
+        keys_of(cache).trim(slots)
 
-    def save(self, lean: bool) -> None:
-        """Whether sequences shall take single blocks, or runs in which they can grow."""
-        self._arena.lean = lean
+    def allocate_single_blocks(self, single: bool) -> None:
+        """Whether sequences take single blocks from now on, or runs in which they can grow."""
+        self._arena.single_blocks = single
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """The full blocks of a text, to be looked up."""
@@ -182,43 +187,37 @@ class ArenaMemory:
         """How many blocks of a text's beginning are kept."""
         return self._arena.prefixes.known(key, pieces)
 
-    def adopt(self, key: str, pieces: Sequence[bytes], fresh: State | None = None) -> State:
-        """A sequence that begins with the kept blocks of this text; its other parts stay as they were opened."""
-        arena, state = self._arena, NativeCache(self._arena) if fresh is None else fresh
-        cache = keys_of(state)
-        arena.begin()
-        blocks = arena.prefixes.find(key, pieces)
-        if arena.near is not None:
-            arena.near.touch(blocks)
-        arena.pool.share(blocks)
-        cache.blocks, cache.length = blocks, BLOCK * len(blocks)
-        arena.pool.end()
-        cache.locate()
-        cache.lets_go = True
-        return state
+    def adopt(self, key: str, pieces: Sequence[bytes], fresh: State) -> None:
+        """Let a new sequence begin with the kept blocks of this text; its other parts stay as they were opened."""
+        arena, keys = self._arena, keys_of(fresh)
+        with arena.change():
+            blocks = arena.prefixes.find(key, pieces)
+            if arena.windowed is not None:
+                arena.windowed.touch(blocks)
+            keys.begin_with(blocks, BLOCK * len(blocks))
+        keys.forgets_behind_windows = True
 
-    def share(self, cache: State, blocks: int) -> State:
-        """A new sequence that begins with the first blocks of another."""
-        other = cache.beginning(BLOCK * blocks)
-        keys_of(other).lets_go = True
-        return other
+    def share(self, source: State, blocks: int, fresh: State) -> None:
+        """Let a new sequence begin with the first blocks of another; its other parts stay as they were opened."""
+        keys = keys_of(fresh)
+        with self._arena.change():
+            keys.begin_with(keys_of(source).blocks[:blocks], BLOCK * blocks)
+        keys.forgets_behind_windows = True
 
-    def keep(self, cache: State, key: str, pieces: Sequence[bytes]) -> None:
+    def retain(self, cache: State, key: str, pieces: Sequence[bytes]) -> None:
         """Keep the blocks of a sequence whose text this is, as far as they are full, for texts to come."""
-        if not self.shares:
+        if not self.can_share_prefixes:
             return
         keys = keys_of(cache)
-        self._arena.begin()
-        self._arena.prefixes.add(key, pieces, keys.blocks[: keys.length // BLOCK])
-        self._arena.pool.end()
+        with self._arena.change():
+            self._arena.prefixes.add(key, pieces, keys.blocks[: keys.length // BLOCK])
 
     def forget(self) -> None:
         """Give up all kept prefixes."""
-        self._arena.begin()
-        self._arena.prefixes.clear()
-        self._arena.pool.end()
+        with self._arena.change():
+            self._arena.prefixes.clear()
 
 
-def _place_bytes(near: WindowSlots) -> int:
+def _place_bytes(windowed: WindowSlots) -> int:
     """Keys and values of one block in the layers with a window."""
-    return near.kv.nbytes // near.places
+    return windowed.kv.nbytes // windowed.places

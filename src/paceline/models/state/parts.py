@@ -2,8 +2,17 @@
 
 Keys and values are one part (models.state.cache). Of most models they are all that there is: then that part is the
 sequence's state, with nothing around it. Where a model keeps more (a recurrent state, what its encoder has read), the
-state is a `SequenceState`, which passes every operation on to all of its parts. What a sequence can do is what all of
+state is a `CompositeState`, which passes every operation on to all of its parts. What a sequence can do is what all of
 them can.
+
+A `StatePart` is the half of a part that all kinds have in common: what becomes of tokens that were read. How they are
+read is between a runner and its own kind of part, since each needs something else. A runner with a recurrent part makes
+one in `open`, lets it read the committed tokens in `extend`, and the root and the nodes of a chain in `score`, of which
+`computed` were read before and the rest wait for `commit`; it hands the keys and values (`CompositeState.cache`) to a
+native runner beside. All parts then count the same committed tokens, without the pending root (models.base).
+
+Models of transformers know one history in place of parts (runners.fallback.transformers_cache.History): `mark` before
+drafts are read and `rewind` behind the accepted ones are what `commit` does here; `rewind` to less is `truncate`.
 """
 
 from __future__ import annotations
@@ -23,7 +32,7 @@ class StatePart(Protocol):
     def abilities(self) -> PartAbilities:
         """What can be done with it; the same for all parts of a kind."""
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
         """Commit the root and the nodes of `path` out of what was scored last; the rest is forgotten.
 
         A part that has moved on with every scored input goes back to where it stood before these, or to what it noted
@@ -43,14 +52,11 @@ class StatePart(Protocol):
     def fork(self) -> Self:
         """A second one with the same committed tokens."""
 
-    def beginning(self, length: int) -> Self:
-        """A second one with the first `length` committed tokens; only for a part that can be shared."""
-
     def release(self) -> None:
         """Give everything back; a second call does nothing."""
 
 
-class SequenceState:
+class CompositeState:
     """The state of a sequence that keeps more than keys and values.
 
     Args:
@@ -74,11 +80,11 @@ class SequenceState:
 
     @property
     def length(self) -> int:
-        """Number of committed tokens."""
+        """Number of committed tokens, the pending root not among them."""
         return self.cache.length
 
-    def keep(self, path: Sequence[int]) -> None:
-        """See `StatePart.keep`.
+    def commit(self, path: Sequence[int]) -> None:
+        """See `StatePart.commit`.
 
         Raises:
             ConfigError: a path that leaves the chain, where a part follows chains only.
@@ -86,7 +92,7 @@ class SequenceState:
         if not self.abilities.branches and list(path) != list(range(len(path))):
             raise ConfigError(f"commit: path {list(path)} does not lie in a chain, which is all that was scored")
         for part in self.parts:
-            part.keep(path)
+            part.commit(path)
 
     def check_truncate(self, length: int) -> None:
         """See `StatePart.check_truncate`."""
@@ -103,13 +109,9 @@ class SequenceState:
         for part in self.parts:
             part.truncate(length)
 
-    def fork(self) -> SequenceState:
+    def fork(self) -> CompositeState:
         """See `StatePart.fork`."""
-        return SequenceState(self.cache.fork(), [part.fork() for part in self.others])
-
-    def beginning(self, length: int) -> SequenceState:
-        """See `StatePart.beginning`."""
-        return SequenceState(self.cache.beginning(length), [part.beginning(length) for part in self.others])
+        return CompositeState(self.cache.fork(), [part.fork() for part in self.others])
 
     def release(self) -> None:
         """See `StatePart.release`."""
@@ -117,22 +119,22 @@ class SequenceState:
             part.release()
 
 
-State = NativeCache | SequenceState
+State = NativeCache | CompositeState
 S = TypeVar("S", bound=StatePart)
 
 
 def keys_of(state: State) -> NativeCache:
     """The keys and values of a sequence."""
-    return state.cache if isinstance(state, SequenceState) else state
+    return state.cache if isinstance(state, CompositeState) else state
 
 
-class KeepsStates(Generic[S]):
+class StateOperations(Generic[S]):
     """The operations of a runner that are its sequences' own affair."""
 
     def commit(self, caches: Sequence[S], paths: Sequence[Sequence[int]]) -> None:
         """See `Runner.commit`."""
         for cache, path in zip(caches, paths, strict=True):
-            cache.keep(path)
+            cache.commit(path)
 
     def truncate(self, cache: S, length: int) -> None:
         """See `Runner.truncate`.

@@ -80,10 +80,10 @@ class WindowSlots:
 
     def follow(self, blocks: int) -> None:
         """The arena has so many blocks now."""
-        slots, given, kept = np.zeros(blocks * BLOCK + SPARE, np.int64), np.zeros(blocks, np.int64), len(self._table)
+        slots, given_at, kept = np.zeros(blocks * BLOCK + SPARE, np.int64), np.zeros(blocks, np.int64), len(self._table)
         kept = min(kept, blocks)
-        slots[: kept * BLOCK], given[:kept] = self.slots[: kept * BLOCK], self._given[:kept]
-        self.slots, self._given, self._table = slots, given, slots[: blocks * BLOCK].reshape(blocks, BLOCK)
+        slots[: kept * BLOCK], given_at[:kept] = self.slots[: kept * BLOCK], self._given[:kept]
+        self.slots, self._given, self._table = slots, given_at, slots[: blocks * BLOCK].reshape(blocks, BLOCK)
 
     @property
     def places(self) -> int:
@@ -92,8 +92,8 @@ class WindowSlots:
 
     def has(self, blocks: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Which of these blocks have a place."""
-        found: npt.NDArray[np.bool_] = self._table[np.asarray(blocks, np.int64), 0] > 0
-        return found
+        placed: npt.NDArray[np.bool_] = self._table[np.asarray(blocks, np.int64), 0] > 0
+        return placed
 
     def first_read(self, length: int) -> int:
         """The first of a sequence's blocks whose keys are read by what follows its first `length` tokens."""
@@ -121,21 +121,21 @@ class WindowSlots:
         """These blocks have no place any more."""
         self._table[list(blocks)] = 0
 
-    def share(self, source: Sequence[int], target: Sequence[int]) -> None:
+    def alias(self, source: Sequence[int], target: Sequence[int]) -> None:
         """As many other blocks have the same places, until the first ones are dropped."""
         self._table[list(target)] = self._table[list(source)]
         self._given[list(target)] = self._given[list(source)]
 
-    def lacking(self, blocks: Sequence[int], needed: Iterable[Sequence[int]]) -> int:
+    def lacking(self, blocks: Sequence[int], window_blocks: Iterable[Sequence[int]]) -> int:
         """How many places there are too few for these blocks.
 
         Args:
-            needed: blocks that keep theirs.
+            window_blocks: those that keep theirs.
         """
         count = int((~self.has(blocks)).sum())
         short = count - len(self._free())
         if short > 0:
-            self._take_back(max(short, self.places // AT_ONCE), needed)
+            self._take_back(max(short, self.places // AT_ONCE), window_blocks)
             short = count - len(self._free())
         return short
 
@@ -145,12 +145,12 @@ class WindowSlots:
         used[self._table[:, 0] // BLOCK] = True
         return np.flatnonzero(~used)
 
-    def _take_back(self, count: int, needed: Iterable[Sequence[int]]) -> None:
+    def _take_back(self, count: int, window_blocks: Iterable[Sequence[int]]) -> None:
         behind = self._table[:, 0] > 0
-        for blocks in needed:
+        for blocks in window_blocks:
             behind[list(blocks)] = False
-        found = np.flatnonzero(behind)
-        self._table[found[np.argsort(self._given[found], kind="stable")[:count]]] = 0
+        candidates = np.flatnonzero(behind)
+        self._table[candidates[np.argsort(self._given[candidates], kind="stable")[:count]]] = 0
 
     def grow(self, count: int) -> None:
         """Make room for at least so many more."""

@@ -100,7 +100,7 @@ class AStar(Search):
         self.reward, self.branching, self.delimiter = named("reward", reward), branching, delimiter
         self.longest, self.heuristic, self.cost = step_tokens, heuristic, cost
         self.weight, self.wanted, self.mean = path_weight, finished, path == "mean"
-        self.rewarded = 0
+        self.rewarded, self.branches = 0, branching
         self._queue: list[tuple[float, int, int, _QueuedAnswer]] = []
         self._totals: dict[Branch, float] = {}
         self._order, self._streams = count(), count(1)
@@ -125,8 +125,8 @@ class AStar(Search):
                     break
                 continue
             streams = [node.stream, *(next(self._streams) for _ in range(self.branching - 1))]
-            made = yield from self._sampled(node.branch, streams)
-            self._push(self._judged(node, made))
+            texts = yield from self._sampled(node.branch, streams)
+            self._push(self._judged(node, texts))
         self.alive = self.kept = []
 
     def score(self, branch: Branch) -> float:
@@ -136,8 +136,8 @@ class AStar(Search):
     def _best_so_far(self) -> list[Branch]:
         """Where the budget ends now: the texts in the queue that have ended, or the deepest of the others."""
         texts = [node.branch for *_, node in self._queue]
-        deepest = max(one.length for one in texts)
-        return [one for one in texts if one.ended] or [one for one in texts if one.length == deepest]
+        deepest = max(text.length for text in texts)
+        return [text for text in texts if text.ended] or [text for text in texts if text.length == deepest]
 
     def _push(self, nodes: Iterable[_QueuedAnswer]) -> None:
         for node in nodes:
@@ -151,27 +151,27 @@ class AStar(Search):
         """Different continuations by one step, each with its stream."""
         begin = branch.length
 
-        def over(one: Branch) -> bool:
-            step = self.tokenizer.decode(one.tokens()[begin:], False)
-            return one.length - begin >= self.longest or self.delimiter in step.lstrip()
+        def over(text: Branch) -> bool:
+            step = self.tokenizer.decode(text.tokens()[begin:], False)
+            return text.length - begin >= self.longest or self.delimiter in step.lstrip()
 
-        def note(made: list[Branch]) -> None:
+        def note(texts: list[Branch]) -> None:
             if not begin:  # where the budget ends before a whole step is there, a part of it is better than nothing
-                self.alive = made
+                self.alive = texts
 
-        made = yield from continued([branch] * len(streams), streams, until=over, alive=note)
-        found: dict[tuple[int, ...], tuple[Branch, int]] = {}
-        for one, stream in zip(made, streams, strict=True):
-            found.setdefault(tuple(one.tokens()[begin:]), (one, stream))
-        return found
+        texts = yield from continued([branch] * len(streams), streams, until=over, alive=note)
+        by_tokens: dict[tuple[int, ...], tuple[Branch, int]] = {}
+        for text, stream in zip(texts, streams, strict=True):
+            by_tokens.setdefault(tuple(text.tokens()[begin:]), (text, stream))
+        return by_tokens
 
-    def _judged(self, node: _QueuedAnswer, made: dict[tuple[int, ...], tuple[Branch, int]]) -> list[_QueuedAnswer]:
-        judged = rewards(self.reward, [branch.written() for branch, _ in made.values()])
+    def _judged(self, node: _QueuedAnswer, texts: dict[tuple[int, ...], tuple[Branch, int]]) -> list[_QueuedAnswer]:
+        judged = rewards(self.reward, [branch.written() for branch, _ in texts.values()])
         self.rewarded += len(judged)
-        found = []
-        for (branch, stream), reward in zip(made.values(), judged, strict=True):
+        nodes = []
+        for (branch, stream), reward in zip(texts.values(), judged, strict=True):
             ahead = 1 - reward if self.heuristic == "shortfall" else -log(max(reward, LEAST))
             surprisal = (node.branch.logprob - branch.logprob) / max(1, branch.length - node.branch.length)
             step = 1 - reward if self.cost == "shortfall" else surprisal
-            found.append(_QueuedAnswer(branch, node.cost + step, node.steps + 1, ahead, stream))
-        return found
+            nodes.append(_QueuedAnswer(branch, node.cost + step, node.steps + 1, ahead, stream))
+        return nodes

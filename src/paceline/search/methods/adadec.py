@@ -32,7 +32,7 @@ class AdaDec(Search):
     """
 
     name = "adadec"
-    one_text = drops_dead_ends = True
+    one_text = drops_dead_ends = keeps_beginnings = True
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class AdaDec(Search):
         integer("candidates", candidates, 1, 64)
         integer("lookahead", lookahead, 0, 1024)
         self.threshold, self.candidates, self.lookahead = threshold, candidates, lookahead
+        self.branches = candidates
         self.stop = None if stop_lookahead is None else named("stop_lookahead", stop_lookahead)
 
     def steps(self, root: Branch) -> Steps[None]:
@@ -80,7 +81,7 @@ class AdaDec(Search):
         self.kept = list(tried)
         ends, rows_of, stuck = list(tried), {}, set[int]()
         for depth in range(self.lookahead):
-            going = [i for i, one in enumerate(ends) if i not in stuck and not self._over(one, depth)]
+            going = [i for i, end in enumerate(ends) if i not in stuck and not self._over(end, depth)]
             if not going:
                 break
             rows = yield [ends[i] for i in going]
@@ -92,7 +93,7 @@ class AdaDec(Search):
                     ends[i] = ends[i].child(token, logprob)
                 else:
                     stuck.add(i)
-        means = [(one.logprob - first.logprob) / (one.length - first.length) for one in ends]
+        means = [(end.logprob - first.logprob) / (end.length - first.length) for end in ends]
         taken = max(range(len(tried)), key=lambda i: (i not in stuck, means[i]))
         return tried[taken], rows_of.get(taken)
 

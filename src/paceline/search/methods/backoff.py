@@ -57,7 +57,7 @@ class BackOff(Search):
         choice("back_to", back_to, ("line", "match"))
         integer("attempts", attempts, 1, 1024)
         integer("rewinds", rewinds, 0, 100_000)
-        self.patterns = [_compiled(one) for one in strings("denied", denied)]
+        self.patterns = [_compiled(pattern) for pattern in strings("denied", denied)]
         self.deny = None if deny is None else named("deny", deny)
         self.back_to, self.attempts, self.rewinds = back_to, attempts, rewinds
         self._sizes: dict[Branch, int] = {}  # characters of each text
@@ -96,17 +96,19 @@ class BackOff(Search):
 
     def denied_at(self, text: str) -> int | None:
         """Where what is denied begins in a text; None where nothing is."""
-        found = [match.start() for one in self.patterns if (match := one.search(text))]
+        places = [match.start() for pattern in self.patterns if (match := pattern.search(text))]
         if self.deny is not None and self.deny(text):
-            found.append(max(0, len(text.rstrip()) - 1))
-        return min(found, default=None)
+            places.append(max(0, len(text.rstrip()) - 1))
+        return min(places, default=None)
 
     def _clean_point(self, branch: Branch, text: str, at: int) -> Branch:
         """The longest text before a branch that ends before `at`, or before its line and the indentation of that."""
         start = at if self.back_to == "match" else text.rfind("\n", 0, at) + 1
         while start < at and text[start] in INDENT:
             start += 1
-        return next(one for one in branch.ancestors() if one is not branch and self._sizes[one] <= start)
+        return next(
+            ancestor for ancestor in branch.ancestors() if ancestor is not branch and self._sizes[ancestor] <= start
+        )
 
     def _line_before(self, here: Branch) -> Branch:
         """Where the line before a clean point begins; the point itself where there is none."""
@@ -117,7 +119,7 @@ class BackOff(Search):
 
     def _banned(self, clean: Branch, end: Branch) -> Branch:
         """The clean point, where the token that led to `end` is no longer allowed."""
-        first = next(one for one in end.ancestors() if one.parent is clean)
+        first = next(ancestor for ancestor in end.ancestors() if ancestor.parent is clean)
         self._bans.setdefault(clean, []).append(first.token)
         return clean
 

@@ -34,7 +34,8 @@ class BeamSearch(Search):
     """
 
     name = "beam"
-    drops_dead_ends = keeps_spellings = True
+    drops_dead_ends = keeps_spellings = keeps_beginnings = True
+    words = frozenset({"early_stopping"})
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class BeamSearch(Search):
         number("length_penalty", length_penalty, -10.0, 10.0, "be in -10..10")
         if not isinstance(early_stopping, bool):
             choice("early_stopping", early_stopping, ("never",))
+        self.branches = beam_width
         self.width, self.length_penalty, self.early_stopping = beam_width, float(length_penalty), early_stopping
 
     def steps(self, root: Branch) -> Steps[None]:
@@ -75,10 +77,10 @@ class BeamSearch(Search):
             return False
         if self.early_stopping is True:
             return True
-        best = max(self.alive, key=lambda one: one.logprob)  # in a group, the first is the best with its handicap
+        best = max(self.alive, key=lambda beam: beam.logprob)  # in a group, the first is the best with its handicap
         late = self.early_stopping == "never" and self.length_penalty > 0.0
         reachable = best.logprob / float(max(1, most if late else best.length) ** self.length_penalty)
-        return reachable <= min(one.score for one in self.found)
+        return reachable <= min(text.score for text in self.found)
 
     def _keep(self, candidates: Sequence[Candidate]) -> None:
         """Set aside those of the best that end; the best that do not are the beams."""
@@ -87,12 +89,12 @@ class BeamSearch(Search):
             if place >= self.width and len(beams) == self.width:
                 break
             parent = self.alive[beam]
-            made = parent.child(token, total - parent.logprob)
-            if not made.ended:
-                beams.append(made)
+            child = parent.child(token, total - parent.logprob)
+            if not child.ended:
+                beams.append(child)
             elif place < self.width:
-                self.found.append(Found(made, self.score(made)))
-        self.found = sorted(self.found, key=lambda one: -one.score)[: self.width]
+                self.found.append(Found(child, self.score(child)))
+        self.found = sorted(self.found, key=lambda text: -text.score)[: self.width]
         self.alive = beams[: self.width]
 
 
@@ -104,7 +106,7 @@ def likeliest(
     Args:
         logprobs: (b, v) of the next tokens. handicap: (v,) that the sums lose in the comparison alone.
     """
-    totals = (logprobs + torch.tensor([one.logprob for one in beams])[:, None]).flatten()
+    totals = (logprobs + torch.tensor([beam.logprob for beam in beams])[:, None]).flatten()
     compared = totals if handicap is None else totals - handicap.repeat(len(beams))
     best = compared.topk(min(count, len(totals))).indices
     size = logprobs.shape[1]
@@ -144,22 +146,23 @@ class DiverseBeamSearch(Search):
         integer("num_beam_groups", groups, 1, beam_width)
         need(beam_width % groups == 0, "num_beam_groups", f"divide beam_width ({beam_width})", groups)
         number("diversity_penalty", diversity_penalty, 0.0, 1e6, "be in 0..1000000")
-        self.penalty = float(diversity_penalty)
+        self.penalty, self.branches = float(diversity_penalty), beam_width
         self.groups = [BeamSearch(beam_width // groups, length_penalty) for _ in range(groups)]
 
     def steps(self, root: Branch) -> Steps[None]:
         for group in self.groups:
             group.alive = [root]
         going = self.groups
-        while going := [one for one in going if one.alive and not one.over(root.request.max_tokens)]:
+        while going := [group for group in going if group.alive and not group.over(root.request.max_tokens)]:
             self.alive = [beam for group in going for beam in group.alive]
             rows = yield self.alive
-            used, parts = torch.zeros(rows.logprobs.shape[1]), rows.logprobs.split([len(one.alive) for one in going])
+            parts = rows.logprobs.split([len(group.alive) for group in going])
+            used = torch.zeros(rows.logprobs.shape[1])
             for group, logprobs in zip(going, parts, strict=True):
                 group.choose(logprobs, self.penalty * used)
                 for beam in group.alive:
                     used[beam.token] += 1.0
-            self.found = [one for group in self.groups for one in group.found]
+            self.found = [text for group in self.groups for text in group.found]
         self.alive = []
 
     def score(self, branch: Branch) -> float:

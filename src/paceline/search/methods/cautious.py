@@ -35,7 +35,7 @@ class CautiousPrediction(Search):
     """
 
     name = "cautious"
-    one_text = True
+    one_text = keeps_beginnings = True
 
     def __init__(
         self, most_trials: int = 10, low_entropy: float = 0.01, high_entropy: float = 1.5, trial_tokens: int = 64
@@ -47,6 +47,7 @@ class CautiousPrediction(Search):
         integer("trial_tokens", trial_tokens, 1)
         self.most, self.low, self.high, self.longest = most_trials, low_entropy, high_entropy, trial_tokens
         self._ends: dict[int, bool] = {}
+        self.branches = most_trials
 
     @classmethod
     def check(cls, params: SamplingParams) -> None:
@@ -71,14 +72,14 @@ class CautiousPrediction(Search):
         return floor(1 + (self.most - 1) * min(1.0, max(0.0, share)))
 
     def _best(self, trials: list[Branch], parent: Branch) -> Steps[Branch]:
-        def over(one: Branch) -> bool:
-            return self._ends_here(one.token) or one.length - parent.length >= self.longest
+        def over(trial: Branch) -> bool:
+            return self._ends_here(trial.token) or trial.length - parent.length >= self.longest
 
-        going = [i for i, one in enumerate(trials) if not (one.ended or over(one))]
-        made = yield from continued([trials[i] for i in going], going, until=over)
-        for i, one in zip(going, made, strict=True):
-            trials[i] = one
-        return max(trials, key=lambda one: (one.logprob - parent.logprob) / (one.length - parent.length))
+        going = [i for i, trial in enumerate(trials) if not (trial.ended or over(trial))]
+        grown = yield from continued([trials[i] for i in going], going, until=over)
+        for i, trial in zip(going, grown, strict=True):
+            trials[i] = trial
+        return max(trials, key=lambda trial: (trial.logprob - parent.logprob) / (trial.length - parent.length))
 
     def _ends_here(self, token: int) -> bool:
         if token not in self._ends:

@@ -45,6 +45,7 @@ class FirstFinish(Search):
     def __init__(self, num_samples: int = 4, accept: Callable[[str], Any] | str | None = None) -> None:
         super().__init__()
         integer("num_samples", num_samples, 1, 1024)
+        self.branches = num_samples
         self.samples, self.accept = num_samples, named("accept", accept, every)
 
     @classmethod
@@ -56,13 +57,13 @@ class FirstFinish(Search):
         cut: list[Branch] = []
         while texts:
             texts = yield from continued(texts, numbers, until=lambda _: True)
-            done = [one for one in texts if one.stops.finish_reason == "stop"]
-            if taken := [one for one in done if self.accept(one.written())]:
+            done = [text for text in texts if text.stops.finish_reason == "stop"]
+            if taken := [text for text in done if self.accept(text.written())]:
                 self.alive, self.found = [], [Found(taken[0], mean_logprob(taken[0]))]
                 return
-            cut += [one for one in texts if one.stops.finish_reason == "length"]
-            pairs = [(one, number) for one, number in zip(texts, numbers, strict=True) if not one.ended]
-            texts, numbers = [one for one, _ in pairs], [number for _, number in pairs]
+            cut += [text for text in texts if text.stops.finish_reason == "length"]
+            pairs = [(text, number) for text, number in zip(texts, numbers, strict=True) if not text.ended]
+            texts, numbers = [text for text, _ in pairs], [number for _, number in pairs]
             self.alive = texts
         if not cut:
             raise UnsatisfiableError(f"accept counts none of {self.samples} texts; raise num_samples or loosen accept")

@@ -48,7 +48,7 @@ class GenerativeFusion(Search):
     """
 
     name = "gfd"
-    drops_dead_ends = True
+    drops_dead_ends = keeps_beginnings = True
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class GenerativeFusion(Search):
         integer("candidates", candidates, 1, 256)
         self.model, self.scorer = model, None if scorer is None else named("scorer", scorer)
         self.weight, self.width, self.candidates = weight, beam_width, candidates
+        self.branches = beam_width
         self.model_prompt, self.temperature = model_prompt, model_temperature
         self._scores: dict[Branch, float] = {}
         self._second: ByteScorer | None = None
@@ -90,23 +91,23 @@ class GenerativeFusion(Search):
         self.alive = beams
         while self.alive:
             rows = yield self.alive
-            made: list[Branch] = []
+            children: list[Branch] = []
             for parent, row in zip(self.alive, rows.logprobs, strict=True):
                 for child in self._children(parent, row):
                     data = written[child.token] if child.token < len(written) else None
                     texts[child] = texts[parent] + (data or b"")
-                    made.append(child)
-            if not made:  # no token is allowed behind any of them
+                    children.append(child)
+            if not children:  # no token is allowed behind any of them
                 self.alive = []
                 return
-            self._rate(made, texts)
-            pool = [*(one for one in beams if one.ended), *made]
-            beams = sorted(pool, key=lambda one: -self._scores[one])[: self.width]
-            texts = {one: texts[one] for one in beams}
-            self.found = [Found(one, self._scores[one]) for one in beams if one.ended]
-            lengths = [one.length for one in beams]
-            self.alive = [one for one in beams if not one.ended] if max(lengths) - min(lengths) <= SPREAD else []
-        self.alive, self.found = [], [Found(one, self._scores[one]) for one in beams if one.length]
+            self._rate(children, texts)
+            pool = [*(beam for beam in beams if beam.ended), *children]
+            beams = sorted(pool, key=lambda beam: -self._scores[beam])[: self.width]
+            texts = {beam: texts[beam] for beam in beams}
+            self.found = [Found(beam, self._scores[beam]) for beam in beams if beam.ended]
+            lengths = [beam.length for beam in beams]
+            self.alive = [beam for beam in beams if not beam.ended] if max(lengths) - min(lengths) <= SPREAD else []
+        self.alive, self.found = [], [Found(beam, self._scores[beam]) for beam in beams if beam.length]
 
     def score(self, branch: Branch) -> float:
         return self._scores[branch]
@@ -128,17 +129,19 @@ class GenerativeFusion(Search):
             return []
         if pairs[0][0] in ends:
             return [branch.child(*pairs[0])]
-        return [branch.child(*pair) for pair in [one for one in pairs if one[0] not in ends][: self.candidates]]
+        return [
+            branch.child(*pair) for pair in [choice for choice in pairs if choice[0] not in ends][: self.candidates]
+        ]
 
     def _rate(self, branches: Sequence[Branch], texts: dict[Branch, bytes]) -> None:
         """Score new texts."""
-        asked = [texts[one] for one in branches]
+        asked = [texts[branch] for branch in branches]
         if self._second is not None:
             second = [total / max(1, size) for total, size in self._second.scores(asked)]
         else:
             assert self.scorer is not None
-            given = numbers("scorer", self.scorer(asked), len(asked))
-            second = [one / branch.length for one, branch in zip(given, branches, strict=True)]
+            judged = numbers("scorer", self.scorer(asked), len(asked))
+            second = [score / branch.length for score, branch in zip(judged, branches, strict=True)]
         for branch, other in zip(branches, second, strict=True):
-            own = (1 - self.weight) * mean_logprob(branch)
-            self._scores[branch] = own + self.weight * other if self.weight else own
+            likelihood = (1 - self.weight) * mean_logprob(branch)
+            self._scores[branch] = likelihood + self.weight * other if self.weight else likelihood

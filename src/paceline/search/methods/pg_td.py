@@ -94,6 +94,8 @@ class PgTd(Search):
     """
 
     name = "pg_td"
+    programs = frozenset({"tests"})
+    withheld = frozenset({"test_seconds", "unsafe_execution"})
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class PgTd(Search):
                 above.visits += 1
                 edge.visits += 1
                 edge.best = max(edge.best, reward)
-            if sum(one.score >= 1.0 for one in self.found) >= root.request.params.n:
+            if sum(text.score >= 1.0 for text in self.found) >= root.request.params.n:
                 break
         self.alive = self.kept = []
 
@@ -196,10 +198,10 @@ class PgTd(Search):
 
     def _noted(self, place: _VisitedText, logprobs: torch.Tensor) -> list[tuple[int, float]]:
         top = logprobs.topk(min(self.branching, int(logprobs.isfinite().sum())))
-        found = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+        likeliest = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
         if self.top_k_cache:
-            place.top = found
-        return found
+            place.top = likeliest
+        return likeliest
 
     def _completed(self, place: _VisitedText, rollout: int) -> Steps[_VisitedText]:
         """Where the text ends, continued by the model."""
@@ -217,8 +219,8 @@ class PgTd(Search):
                 logprob = float(logprobs[token])
             place = place.next(token, logprob)
             passed.append(place)
-        for one in passed if greedy and self.sequence_cache else ():
-            one.ending = place
+        for earlier in passed if greedy and self.sequence_cache else ():
+            earlier.ending = place
         return place
 
     def _rewarded(self, end: _VisitedText, judge: Callable[[str], float]) -> float:
@@ -227,7 +229,7 @@ class PgTd(Search):
             end.reward = judge(end.branch.written())
             if (said := end.branch.said()) not in self._said:
                 self._said.add(said)
-                self.found = sorted([*self.found, Found(end.branch, end.reward)], key=lambda one: -one.score)
+                self.found = sorted([*self.found, Found(end.branch, end.reward)], key=lambda text: -text.score)
             self.alive = []
         return end.reward
 
@@ -238,7 +240,7 @@ class PgTd(Search):
         if box is None:
             return self._by_reward
         tests = _checked(self.tests(prompt) if callable(self.tests) else self.tests)
-        return lambda text: box.judge([self.program(prompt, text)], tests)[0].share
+        return lambda text: self.aside(lambda: box.judge([self.program(prompt, text)], tests)[0].share)
 
     def _by_reward(self, text: str) -> float:
         assert self.reward is not None
@@ -246,9 +248,9 @@ class PgTd(Search):
 
 
 def _checked(tests: object) -> tuple[str, ...]:
-    found = strings("tests", tests)
-    need(bool(found), "tests", "be one or more", tests)
-    return found
+    sources = strings("tests", tests)
+    need(bool(sources), "tests", "be one or more", tests)
+    return sources
 
 
 def program_of(prompt: str, text: str) -> str:

@@ -38,7 +38,7 @@ class SampleAndRank(Search):
     def __init__(self, num_samples: int = 16, scorer: GivenScorer | None = None) -> None:
         super().__init__()
         integer("num_samples", num_samples, 1, 1024)
-        self.samples = num_samples
+        self.samples = self.branches = num_samples
         self.named = None if scorer is None else NamedScorer("scorer", scorer)
 
     @classmethod
@@ -50,26 +50,26 @@ class SampleAndRank(Search):
             self.named.open(self.models)
 
     def steps(self, root: Branch) -> Steps[None]:
-        def note(made: list[Branch]) -> None:
-            self.alive = made
+        def note(samples: list[Branch]) -> None:
+            self.alive = samples
 
         self.kept = [root]
-        made = yield from continued([root] * self.samples, range(self.samples), alive=note)
-        different = list({tuple(one.tokens()): one for one in reversed(made)}.values())
+        samples = yield from continued([root] * self.samples, range(self.samples), alive=note)
+        different = list({tuple(text.tokens()): text for text in reversed(samples)}.values())
         scores = self._likelihoods(root, different) if self.named is None else self._judged(root, different)
         self.alive, self.kept = [], []
-        self.found = [Found(one, score) for one, score in zip(different, scores, strict=True)]
+        self.found = [Found(text, score) for text, score in zip(different, scores, strict=True)]
 
     def _likelihoods(self, root: Branch, texts: Sequence[Branch]) -> list[float]:
-        tokens = [one.tokens() for one in texts]
-        found = candidate_logprobs(
+        tokens = [text.tokens() for text in texts]
+        rows = candidate_logprobs(
             self.runner, root.request.prompt_ids, tokens, cache=root.cache if root.has_cache else None
         )
         self.own_rows += sum(map(len, tokens))
         self.own_passes += 1
-        return [float(one.mean()) for one in found]
+        return [float(row.mean()) for row in rows]
 
     def _judged(self, root: Branch, texts: Sequence[Branch]) -> list[float]:
         assert self.named is not None
         prompt = prompt_of(root, self.tokenizer)
-        return self.named.scores(self.models, prompt, [one.written() for one in texts])
+        return self.named.scores(self.models, prompt, [text.written() for text in texts])

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from paceline.errors import CapabilityError, ConfigError
+from paceline.models import has_ability
 from paceline.registry import ABILITIES
 from paceline.search.base import Search, Steps
 from paceline.search.branch import Branch, Found
@@ -51,14 +52,14 @@ class NGrams:
 
         A context that was never seen adds nothing.
         """
-        found = [0.0] * len(tokens)
+        sums = [0.0] * len(tokens)
         for size, weight in enumerate(weights[: len(text)], 1):
             context = tuple(text[len(text) - size :])
             if (counts := self._counts.get(context)) is None:
                 continue
             for i, token in enumerate(tokens):
-                found[i] += weight * counts[token] / self._totals[context]
-        return found
+                sums[i] += weight * counts[token] / self._totals[context]
+        return sums
 
 
 _TABLES: Final = WeakKeyDictionary[Any, dict[tuple[str, int], NGrams]]()
@@ -83,7 +84,7 @@ class Superposed(Search):
     """
 
     name = "superposed"
-    drops_dead_ends = True
+    drops_dead_ends = keeps_beginnings = True
 
     def __init__(
         self,
@@ -104,14 +105,15 @@ class Superposed(Search):
         number("penalty", penalty, 0.0, 1e6, "be 0 or more")
         number("alpha", alpha, 0.0, 1.0, "be in 0..1")
         need(texts is None or isinstance(texts, str | Path), "texts", "be a file of texts", texts)
+        self.branches = num_drafts
         self.drafts, self.top, self.temperature = num_drafts, top, mix_temperature
         self.alpha, self.weights, self.penalty, self.texts = alpha, _weights(order_weights), penalty, texts
         self.totals: dict[Branch, float] = {}
         self._table: NGrams | None = None
 
     def prepare(self) -> None:
-        for ability in ("head", "input_embeddings"):
-            if not getattr(self.runner.capabilities, ability):
+        for ability in ("head", "input_embeddings", "layer_subsets"):
+            if not has_ability(self.runner, ability):
                 raise CapabilityError(
                     f"search method {self.name!r} needs a model that {ABILITIES[ability]}; {self.runner.info.name} is "
                     "not one as it runs here; choose another method"
@@ -126,7 +128,7 @@ class Superposed(Search):
                 lines = path.read_text(encoding="utf-8").splitlines()
             except (OSError, ValueError) as error:
                 raise ConfigError(f"texts: cannot read {path}: {error}; give a file of texts in UTF-8") from error
-            known[key] = NGrams((self.tokenizer.encode(one) for one in lines if one.strip()), len(self.weights))
+            known[key] = NGrams((self.tokenizer.encode(line) for line in lines if line.strip()), len(self.weights))
         return known[key]
 
     def steps(self, root: Branch) -> Steps[None]:
@@ -152,19 +154,19 @@ class Superposed(Search):
 
     def _extended(self, drafts: Sequence[Branch], logprobs: torch.Tensor) -> list[Branch]:
         """The best drafts that do not end; of the best, those that do are found."""
-        made: list[Branch] = []
+        grown: list[Branch] = []
         totals: dict[Branch, float] = {}
         for place, (total, i, token) in enumerate(self.extensions(drafts, logprobs)):
-            if len(made) == self.drafts:
+            if len(grown) == self.drafts:
                 break
-            one = drafts[i].child(token, float(logprobs[i, token]))
-            totals[one] = self.totals[one] = total
-            if not one.ended:
-                made.append(one)
+            draft = drafts[i].child(token, float(logprobs[i, token]))
+            totals[draft] = self.totals[draft] = total
+            if not draft.ended:
+                grown.append(draft)
             elif place < self.drafts:
-                self.found.append(Found(one, self.score(one)))
-        self.totals = {one: totals[one] for one in made}
-        return made
+                self.found.append(Found(draft, self.score(draft)))
+        self.totals = {draft: totals[draft] for draft in grown}
+        return grown
 
     def extensions(self, drafts: Sequence[Branch], logprobs: torch.Tensor) -> list[Extension]:
         """All that the drafts may be extended by, best first; of equal ones the lower token, as in greedy decoding.
@@ -172,14 +174,17 @@ class Superposed(Search):
         Args:
             logprobs: (k, v) of what may follow each of them.
         """
-        found: list[Extension] = []
+        extensions: list[Extension] = []
         for i, (draft, row) in enumerate(zip(drafts, logprobs, strict=True)):
             kept = (row / self.temperature).log_softmax(-1).topk(min(self.top, len(row)))
             tokens = kept.indices.tolist()
             model = kept.values.log_softmax(-1)
             gained = self._gained(draft, tokens, model).tolist()
-            found += [(self.totals[draft] + gain, i, token) for gain, token in zip(gained, tokens, strict=True)]
-        return sorted((one for one in found if one[0] > -inf), key=lambda one: (-one[0], *one[1:]))
+            extensions += [(self.totals[draft] + gain, i, token) for gain, token in zip(gained, tokens, strict=True)]
+        return sorted(
+            (extension for extension in extensions if extension[0] > -inf),
+            key=lambda extension: (-extension[0], *extension[1:]),
+        )
 
     def _gained(self, draft: Branch, tokens: Sequence[int], model: torch.Tensor) -> torch.Tensor:
         """(n,) of each token, from the model's log-probabilities (n,)."""
@@ -193,16 +198,16 @@ class Superposed(Search):
 
     def _mixture(self, drafts: Sequence[Branch]) -> dict[int, float]:
         """The share of each last token."""
-        shares = torch.tensor([self.totals[one] for one in drafts], dtype=torch.float64).softmax(0).tolist()
-        found: dict[int, float] = {}
-        for one, share in zip(drafts, shares, strict=True):
-            found[one.token] = found.get(one.token, 0.0) + share
-        return found
+        shares = torch.tensor([self.totals[draft] for draft in drafts], dtype=torch.float64).softmax(0).tolist()
+        mixture: dict[int, float] = {}
+        for draft, share in zip(drafts, shares, strict=True):
+            mixture[draft.token] = mixture.get(draft.token, 0.0) + share
+        return mixture
 
 
-def _weights(given: Any) -> tuple[float, ...]:
-    listed = isinstance(given, Sequence) and not isinstance(given, str) and 1 <= len(given) <= 8
-    need(listed, "order_weights", "be a list of one to eight numbers of 0 or more", given)
-    for one in given:
-        number("order_weights", one, 0.0, 1e6, "be a list of one to eight numbers in 0..1000000")
-    return tuple(map(float, given))
+def _weights(weights: Any) -> tuple[float, ...]:
+    listed = isinstance(weights, Sequence) and not isinstance(weights, str) and 1 <= len(weights) <= 8
+    need(listed, "order_weights", "be a list of one to eight numbers of 0 or more", weights)
+    for weight in weights:
+        number("order_weights", weight, 0.0, 1e6, "be a list of one to eight numbers in 0..1000000")
+    return tuple(map(float, weights))

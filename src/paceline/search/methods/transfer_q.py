@@ -58,7 +58,7 @@ class TransferQ(Search):
     """
 
     name = "transfer_q"
-    one_text = True
+    one_text = keeps_beginnings = True
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class TransferQ(Search):
         self.reward = NamedScorer("reward", reward)
         self.baseline = None if baseline_reward is None else NamedScorer("baseline_reward", baseline_reward)
         self.weight, self.top_k, self.rollout_tokens = weight, top_k, rollout_tokens
-        self.rollout_model, self.beta = rollout_model, beta
+        self.rollout_model, self.beta, self.branches = rollout_model, beta, top_k
         self._other: SequenceCache | None = None  # of the rollout model
 
     def prepare(self) -> None:
@@ -125,13 +125,13 @@ class TransferQ(Search):
         """(v,) log-probabilities of the next token."""
         tokens = logprobs.topk(min(self.top_k, int(logprobs.isfinite().sum()))).indices
         tried = [here.child(token, 0.0) for token in tokens.tolist()]
-        texts = [one.written() for one in self._continued(here, tried)]
+        texts = [text.written() for text in self._continued(here, tried)]
         params = here.request.params
         weight = log(self.weight) - (0.0 if params.greedy else log(params.temperature))
-        short = [exp(min(weight + one, STEEPEST)) for one in shortfalls(self.values(here, texts))]
-        found = torch.full_like(logprobs, -inf)
-        found[tokens] = (logprobs[tokens].double() - torch.tensor(short, dtype=torch.float64)).float()
-        return found.log_softmax(-1)
+        short = [exp(min(weight + shortfall, STEEPEST)) for shortfall in shortfalls(self.values(here, texts))]
+        shaped_v = torch.full_like(logprobs, -inf)
+        shaped_v[tokens] = (logprobs[tokens].double() - torch.tensor(short, dtype=torch.float64)).float()
+        return shaped_v.log_softmax(-1)
 
     def values(self, here: Branch, texts: Sequence[str]) -> list[Value]:
         """What texts are worth that continue the prompt of a branch."""
@@ -145,27 +145,27 @@ class TransferQ(Search):
 
     def _continued(self, here: Branch, tried: Sequence[Branch]) -> list[Branch]:
         """The texts tried, each with its greedy continuation."""
-        made, base, stuck = list(tried), self._base(here), set[int]()
-        forks = [self.roller.fork(base) for _ in made]
+        texts, base, stuck = list(tried), self._base(here), set[int]()
+        forks = [self.roller.fork(base) for _ in texts]
         try:
             for _ in range(self.rollout_tokens):
-                going = [i for i, one in enumerate(made) if not (one.ended or i in stuck)]
+                going = [i for i, text in enumerate(texts) if not (text.ended or i in stuck)]
                 if not going:
                     break
                 caches, trees = [forks[i] for i in going], [EMPTY_TREE] * len(going)
-                logits = self.roller.score(caches, [made[i].token for i in going], trees).logits
-                logprobs, errors = shaped([made[i] for i in going], _fitted(logits, self.runner.info.vocab_size))
+                logits = self.roller.score(caches, [texts[i].token for i in going], trees).logits
+                logprobs, errors = shaped([texts[i] for i in going], _fitted(logits, self.runner.info.vocab_size))
                 raise_failure(errors)
-                stuck |= {i for i in going if made[i] in errors}
+                stuck |= {i for i in going if texts[i] in errors}
                 for i, token in zip(going, logprobs.argmax(-1).tolist(), strict=True):
-                    made[i] = made[i] if i in stuck else made[i].child(token, 0.0)
+                    texts[i] = texts[i] if i in stuck else texts[i].child(token, 0.0)
                 self.roller.commit(caches, [()] * len(going))
                 self.own_rows += len(going)
                 self.own_passes += 1
         finally:
             for fork in forks:
                 self.roller.release(fork)
-        return made
+        return texts
 
     def _base(self, here: Branch) -> SequenceCache:
         """A cache of the rollout model with the whole text."""
@@ -181,19 +181,19 @@ class TransferQ(Search):
 
 def shortfalls(values: Sequence[Value]) -> list[float]:
     """Logarithms of what each value is less than the greatest of them; -inf of that itself."""
-    top_sign, top = max(values, key=lambda one: (one[0], one[0] * one[1] if one[0] else 0.0))
+    top_sign, top = max(values, key=lambda value: (value[0], value[0] * value[1] if value[0] else 0.0))
     return [_difference(size, top) if sign == top_sign else float(np.logaddexp(size, top)) for sign, size in values]
 
 
-def _difference(one: float, other: float) -> float:
+def _difference(first: float, other: float) -> float:
     """log |exp(one) - exp(other)|."""
-    low, high = sorted((one, other))
+    low, high = sorted((first, other))
     return high + log(-expm1(low - high)) if low < high else -inf
 
 
 def _fitted(logits: torch.Tensor, width: int) -> torch.Tensor:
     """(b, width) float32 from (b, w): tokens that the rollout model lacks are forbidden."""
-    found = torch.full((len(logits), width), -inf, device=logits.device)
+    fitted = torch.full((len(logits), width), -inf, device=logits.device)
     most = min(width, logits.shape[1])
-    found[:, :most] = logits[:, :most]
-    return found
+    fitted[:, :most] = logits[:, :most]
+    return fitted

@@ -93,7 +93,7 @@ class Ved(Search):
         need(isinstance(gated, bool), "gated", "be True or False", gated)
         self.value, self.width, self.multiplier = named("value", value), beam_width, budget_multiplier
         self.entropy_weight, self.exploration, self.gated = entropy_weight, exploration, gated
-        self._draws = count()
+        self._draws, self.branches = count(), beam_width
         self._depths: dict[int, list[float]] = {}  # worth of the texts that go on, by length
 
     def steps(self, root: Branch) -> Steps[None]:
@@ -103,13 +103,13 @@ class Ved(Search):
         while budget > 0 and (path := self._selected(start)):
             budget -= 1
             node = path[-1]
-            (made,) = self._nodes([node.branch.child(*node.take(self._drawn(node)))])
-            node.children.append(made)
-            if not made.branch.ended:
-                rows = yield [made.branch]
-                self._open(made, rows.logprobs[0])
-            for one in [*path, made]:
-                one.visits += 1
+            (child,) = self._nodes([node.branch.child(*node.take(self._drawn(node)))])
+            node.children.append(child)
+            if not child.branch.ended:
+                rows = yield [child.branch]
+                self._open(child, rows.logprobs[0])
+            for visited in [*path, child]:
+                visited.visits += 1
         self.alive = self.kept = []
 
     def score(self, branch: Branch) -> float:
@@ -119,7 +119,7 @@ class Ved(Search):
         """Make the first tree; the rows that it cost."""
         spent, level = 0, [start]
         while level:
-            branches = [one.branch for one in level]
+            branches = [node.branch for node in level]
             self.alive = [] if self.found else branches
             rows = yield branches
             spent += len(level)
@@ -127,21 +127,21 @@ class Ved(Search):
                 self._open(node, logprobs)
             best = likeliest(branches, rows.logprobs, self.width)
             owners = [level[beam] for _, beam, _ in best]
-            pairs = [one.take(one.tokens.index(token)) for one, (_, _, token) in zip(owners, best, strict=True)]
-            made = self._nodes([one.branch.child(*pair) for one, pair in zip(owners, pairs, strict=True)])
-            for owner, one in zip(owners, made, strict=True):
-                owner.children.append(one)
-            level = [one for one in made if not one.branch.ended]
+            pairs = [owner.take(owner.tokens.index(token)) for owner, (_, _, token) in zip(owners, best, strict=True)]
+            children = self._nodes([owner.branch.child(*pair) for owner, pair in zip(owners, pairs, strict=True)])
+            for owner, child in zip(owners, children, strict=True):
+                owner.children.append(child)
+            level = [child for child in children if not child.branch.ended]
         return spent
 
     def _nodes(self, branches: Sequence[Branch]) -> list[_Node]:
         """Their nodes; ended ones are found."""
-        made = [_Node(one, value, value) for one, value in zip(branches, self._values(branches), strict=True)]
-        self.found += [Found(one.branch, one.value) for one in made if one.branch.ended]
-        return made
+        nodes = [_Node(branch, value, value) for branch, value in zip(branches, self._values(branches), strict=True)]
+        self.found += [Found(node.branch, node.value) for node in nodes if node.branch.ended]
+        return nodes
 
     def _values(self, branches: Sequence[Branch]) -> list[float]:
-        return numbers("value", self.value([one.written() for one in branches]), len(branches))
+        return numbers("value", self.value([branch.written() for branch in branches]), len(branches))
 
     def _open(self, node: _Node, logprobs: torch.Tensor) -> None:
         """Note what may follow a text, log-probabilities (v,)."""
@@ -163,10 +163,10 @@ class Ved(Search):
         path = [start]
         while True:
             node = path[-1]
-            choices = [one for one in node.children if one in reach]
+            choices = [child for child in node.children if child in reach]
             if self._expandable(node, means):
                 choices.append(node)
-            best = max(choices, key=lambda one: self._promise(one, start.visits))
+            best = max(choices, key=lambda child: self._promise(child, start.visits))
             if best is node:
                 return path
             path.append(best)
@@ -182,7 +182,7 @@ class Ved(Search):
         """Nodes at or below which there is one to go on from."""
         order = [start]
         for node in order:
-            order += [one for one in node.children if not one.branch.ended]
+            order += [child for child in node.children if not child.branch.ended]
         reach: set[_Node] = set()
         for node in reversed(order):
             if self._expandable(node, means) or not reach.isdisjoint(node.children):

@@ -23,10 +23,10 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 def last_number(text: str) -> str | None:
     """The last number of a text, without its commas and zeros behind the point; None where there is none."""
-    found = NUMBER.findall(text)
-    if not found:
+    figures = NUMBER.findall(text)
+    if not figures:
         return None
-    plain: str = found[-1].replace(",", "")
+    plain: str = figures[-1].replace(",", "")
     return plain.rstrip("0").rstrip(".") if "." in plain else plain
 
 
@@ -54,6 +54,7 @@ class SelfConsistency(Search):
     def __init__(self, num_samples: int = 16, answer: Callable[[str], Any] | str | None = None) -> None:
         super().__init__()
         integer("num_samples", num_samples, 1, 1024)
+        self.branches = num_samples
         self.samples, self.answer = num_samples, named("answer", answer, last_number)
 
     @classmethod
@@ -61,19 +62,19 @@ class SelfConsistency(Search):
         need_draws(cls.name, params)
 
     def steps(self, root: Branch) -> Steps[None]:
-        def note(made: list[Branch]) -> None:
-            self.alive = made
+        def note(samples: list[Branch]) -> None:
+            self.alive = samples
 
-        made = yield from continued([root] * self.samples, range(self.samples), alive=note)
+        samples = yield from continued([root] * self.samples, range(self.samples), alive=note)
         self.alive = []
-        self.found = self.voted(made)
+        self.found = self.voted(samples)
 
     def voted(self, texts: Sequence[Branch]) -> list[Found]:
         """The likeliest text for every answer."""
         votes: dict[Any, list[Branch]] = {}
-        for one in self.voters(texts):
-            if (answer := self.answer(one.written())) is not None:
-                votes.setdefault(answer, []).append(one)
+        for text in self.voters(texts):
+            if (answer := self.answer(text.written())) is not None:
+                votes.setdefault(answer, []).append(text)
         total = sum(map(len, votes.values()))
         if not total:
             return [Found(max(texts, key=mean_logprob), 0.0)]
@@ -111,7 +112,7 @@ class ComplexityVoting(SelfConsistency):
         self.complexity = named("complexity", complexity, steps_of)
 
     def voters(self, texts: Sequence[Branch]) -> Sequence[Branch]:
-        parsed = [one for one in texts if self.answer(one.written()) is not None]
-        counts = numbers("complexity", [self.complexity(one.written()) for one in parsed], len(parsed))
+        parsed = [text for text in texts if self.answer(text.written()) is not None]
+        counts = numbers("complexity", [self.complexity(text.written()) for text in parsed], len(parsed))
         order = sorted(range(len(parsed)), key=lambda i: -counts[i])
         return [parsed[i] for i in order[: self.keep]]

@@ -47,10 +47,11 @@ def call(name: str, *args: Any) -> None:
     Raises:
         OSError: it did not. NotImplementedError: this system has no such call.
     """
-    given = [
-        one.encode() if isinstance(one, str) else ctypes.c_long(one) if isinstance(one, int) else one for one in args
+    converted = [
+        value.encode() if isinstance(value, str) else ctypes.c_long(value) if isinstance(value, int) else value
+        for value in args
     ]
-    if getattr(libc, name)(*given) != 0:
+    if getattr(libc, name)(*converted) != 0:
         number = ctypes.get_errno()
         if number == errno.ENOSYS:
             raise NotImplementedError(name)
@@ -72,7 +73,7 @@ def new_root(binds: list[str], scratch_bytes: int) -> None:
     """Make a root that holds the given folders, read-only, and an empty /tmp of so many bytes."""
     mount(None, "/", None, RECURSIVE | PRIVATE)
     # whatever is there is covered, for this process alone
-    root = next(one for one in PLACES if os.path.isdir(one) and not any(path.startswith(one) for path in binds))
+    root = next(place for place in PLACES if os.path.isdir(place) and not any(path.startswith(place) for path in binds))
     mount("tmpfs", root, "tmpfs", NO_SET_UID | NO_DEVICES, "size=1m,mode=755")
     os.mkdir(root + "/tmp")
     mount("tmpfs", root + "/tmp", "tmpfs", NO_SET_UID | NO_DEVICES, f"size={scratch_bytes},nr_inodes=1024,mode=1777")

@@ -84,7 +84,7 @@ def call_filter(machine: str) -> bytes:
     steps += [(ANSWER, 0, 0, ALLOW), (EQUAL, 0, len(FAMILIES) + 2, SOCKET[column]), (LOAD, 0, 0, ARGUMENT)]
     steps += [(EQUAL, len(FAMILIES) - place, 0, family) for place, family in enumerate(FAMILIES)]
     steps += [(ANSWER, 0, 0, FAIL | errno.EAFNOSUPPORT), (ANSWER, 0, 0, ALLOW)]
-    return b"".join(struct.pack("=HBBI", *one) for one in steps)
+    return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 
 def refuse_calls() -> None:
@@ -94,8 +94,8 @@ def refuse_calls() -> None:
         OSError: it has no such filters. KeyError: see `call_filter`.
     """
     steps = ctypes.create_string_buffer(call_filter(os.uname().machine))
-    given = ctypes.create_string_buffer(struct.pack("@HP", len(steps) // 8, ctypes.addressof(steps)))
-    if ctypes.CDLL(None, use_errno=True).prctl(*SET_FILTER, ctypes.byref(given), 0, 0) != 0:
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(steps) // 8, ctypes.addressof(steps)))
+    if ctypes.CDLL(None, use_errno=True).prctl(*SET_FILTER, ctypes.byref(program), 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no filter of system calls")
 
 
@@ -109,28 +109,28 @@ def pack(value: Any, keep: Callable[[Any], int]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
-        return {"dict": [[pack(key, keep), pack(one, keep)] for key, one in value.items()]}
+        return {"dict": [[pack(key, keep), pack(item, keep)] for key, item in value.items()]}
     for name, kind in SERIES.items():
         if isinstance(value, kind):
-            return {name: [pack(one, keep) for one in value]}
+            return {name: [pack(item, keep) for item in value]}
     if isinstance(value, bytes | bytearray):
         return {"bytes": value.hex()}
     return {"complex": [value.real, value.imag]} if isinstance(value, complex) else {"object": keep(value)}
 
 
-def unpack(given: Any, find: Callable[[int], Any]) -> Any:
+def unpack(packed: Any, find: Callable[[int], Any]) -> Any:
     """Back from JSON, every value of exactly a built-in type but for what `find` makes of a number.
 
     Raises:
         ValueError, TypeError, AttributeError, KeyError: it is not of this form.
     """
-    if given is None or isinstance(given, bool | int | float | str):
-        return given
-    ((kind, content),) = given.items()
+    if packed is None or isinstance(packed, bool | int | float | str):
+        return packed
+    ((kind, content),) = packed.items()
     if kind == "dict":
-        return {unpack(key, find): unpack(one, find) for key, one in content}
+        return {unpack(key, find): unpack(item, find) for key, item in content}
     if kind in SERIES:
-        return SERIES[kind](unpack(one, find) for one in content)
+        return SERIES[kind](unpack(item, find) for item in content)
     single: Mapping[str, Callable[[Any], Any]] = {
         "int": lambda digits: int(digits, 16), "bytes": bytes.fromhex, "complex": lambda parts: complex(*parts),
         "object": lambda number: find(int(number)),
@@ -173,7 +173,7 @@ def said(error: BaseException) -> str:
     except BaseException:
         words = ""
     line = f"{type(error).__name__}: {words[:MOST_REASON]}"
-    return "".join(one if one.isprintable() else " " for one in line)[:MOST_REASON]
+    return "".join(character if character.isprintable() else " " for character in line)[:MOST_REASON]
 
 
 # ------------------------------------------------------------------------------------------------ the program
@@ -216,10 +216,10 @@ def serve(line: JsonChannel, source: str) -> None:
     program, asked = Program(), None
     while True:
         try:
-            found = program.run(source) if asked is None else program.answer(asked)
-            line.send({"found": found})
+            result = program.run(source) if asked is None else program.answer(asked)
+            line.send({"found": result})
         except BaseException as error:  # whatever it raises is its answer
-            kind = next(one.__name__ for one in type(error).__mro__ if one.__module__ == "builtins")
+            kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins")
             line.send({"raised": kind, "why": said(error)})
         asked = line.receive()
 
@@ -236,7 +236,7 @@ class Names(dict[str, Any]):
         super().__init__()
         self._line, self._programs = line, set(answered(line))
         bases = {
-            one.value.id for one in ast.walk(test) if isinstance(one, ast.Attribute) and type(one.value) is ast.Name
+            node.value.id for node in ast.walk(test) if isinstance(node, ast.Attribute) and type(node.value) is ast.Name
         }
         self._modules = bases & sys.stdlib_module_names
 
@@ -346,17 +346,17 @@ def main(role: str, file: str, limits: str) -> None:
     """Be one of the two; standard input and output are used up before anything given runs."""
     wanted = json.loads(limits)
     line, isolated = JsonChannel(int(file), wanted.pop("output_bytes")), wanted.pop("isolated")
-    given = sys.stdin.buffer.read().decode()
+    source = sys.stdin.buffer.read().decode()
     report = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     limit(wanted)
     if isolated:
         refuse_calls()
     if role == "judge":
-        os.write(report, judged(line, **json.loads(given)).encode(errors="replace"))
+        os.write(report, judged(line, **json.loads(source)).encode(errors="replace"))
         os._exit(0)
     os.close(report)
-    serve(line, given)
+    serve(line, source)
 
 
 if __name__ == "__main__":

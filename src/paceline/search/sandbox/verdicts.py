@@ -105,16 +105,16 @@ class Sandbox:
     def judge(self, programs: Sequence[str], tests: Sequence[str]) -> list[ProgramVerdict]:
         """A verdict for each program, all by the same tests. Interrupted, it ends with those that run."""
         tests = strings("tests", tests)
-        listed = not isinstance(programs, str) and all(isinstance(one, str) for one in programs)
+        listed = not isinstance(programs, str) and all(isinstance(program, str) for program in programs)
         need(listed, "programs", "be a list of strings", programs)
         start = time.perf_counter()
         with closing_early(ThreadPoolExecutor(self.workers)) as pool:
-            waiting = [[pool.submit(self._why_not, one, test) for test in tests] for one in programs]
-            found = []
-            for one in waiting:
-                reasons = tuple(future.result() for future in one)
-                found.append(ProgramVerdict(tuple(not why for why in reasons), reasons, time.perf_counter() - start))
-        return found
+            waiting = [[pool.submit(self._why_not, program, test) for test in tests] for program in programs]
+            verdicts = []
+            for futures in waiting:
+                reasons = tuple(future.result() for future in futures)
+                verdicts.append(ProgramVerdict(tuple(not why for why in reasons), reasons, time.perf_counter() - start))
+        return verdicts
 
     def _why_not(self, program: str, test: str) -> str:
         """Why a test does not pass; "" where it does."""
@@ -217,9 +217,9 @@ def _started(box: Sandbox, kind: str | None, role: str, file: int, folder: str |
     if kind:
         limits["NPROC"] = box.processes + 1  # and the namespace's first; without one it would count all of the user's
     source = Path(__file__).with_name("processes.py").read_text()
-    own = [_interpreter(), "-I", "-S", "-X", "utf8", "-c", source, role, str(file), json.dumps(limits)]
+    command = [_interpreter(), "-I", "-S", "-X", "utf8", "-c", source, role, str(file), json.dumps(limits)]
     return subprocess.Popen(
-        _behind(kind, own, 4 * box.file_bytes), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        _behind(kind, command, 4 * box.file_bytes), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
         stdout=subprocess.PIPE if role == "judge" else subprocess.DEVNULL,
         pass_fds=[file], env={}, cwd=folder or "/", start_new_session=True,
     )  # fmt: skip

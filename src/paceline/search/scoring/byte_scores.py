@@ -46,14 +46,14 @@ class ByteVocabulary:
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         self.written = token_bytes(tokenizer)[:size]
-        named, found = tokenizer.tokens(), dict[bytes, int]()
+        named, id_of = tokenizer.tokens(), dict[bytes, int]()
         texts = [index for index, data in enumerate(self.written) if data]
-        for index in sorted(texts, key=lambda one: (BYTE.fullmatch(named[one]) is not None, one)):
-            found.setdefault(self.written[index] or b"", index)
-        self._id_of, self._sorted = found, sorted(found)
-        self._ids = torch.tensor([found[one] for one in self._sorted], dtype=torch.int64)
+        for index in sorted(texts, key=lambda index: (BYTE.fullmatch(named[index]) is not None, index)):
+            id_of.setdefault(self.written[index] or b"", index)
+        self._id_of, self._sorted = id_of, sorted(id_of)
+        self._ids = torch.tensor([id_of[text] for text in self._sorted], dtype=torch.int64)
         self._encode = encoder_of(tokenizer)
-        self.longest = max(map(len, found))
+        self.longest = max(map(len, id_of))
 
     def longer(self, beginning: bytes) -> torch.Tensor:
         """Ids of the tokens that begin so and go on."""
@@ -71,7 +71,7 @@ class ByteVocabulary:
             tokens, size = [], 0
         while size < len(data):
             ends = range(min(len(data), size + self.longest), size, -1)
-            end = next((one for one in ends if data[size:one] in self._id_of), None)
+            end = next((stop for stop in ends if data[size:stop] in self._id_of), None)
             if end is not None:
                 tokens.append(self._id_of[data[size:end]])
             elif len(self.longer(data[size:])):
@@ -126,14 +126,14 @@ class ByteScorer:
             NumericsError: the model's logits are not numbers.
         """
         spellings = [self._spelling(text) for text in texts]
-        needed = dict.fromkeys(node for one in spellings for node in self._needed(one))
+        needed = dict.fromkeys(node for spelling in spellings for node in self._needed(spelling))
         missing = [node for node in needed if node not in self._rows]
         if missing:
-            found, errors = self._forest.rows(missing, kept=list(self._rows))
+            rows, errors = self._forest.rows(missing, kept=list(self._rows))
             if errors:
                 raise NumericsError(f"the second model cannot go on: {next(iter(errors.values()))}")
-            self._rows |= dict(zip(missing, found.logprobs, strict=True))
-        scores = [self._score(one) for one in spellings]
+            self._rows |= dict(zip(missing, rows.logprobs, strict=True))
+        scores = [self._score(spelling) for spelling in spellings]
         self._rows = {node: self._rows[node] for node in needed}
         return scores
 
@@ -161,18 +161,20 @@ class ByteScorer:
         known = sum(len(self.vocabulary.written[token] or b"") for token in tokens) + len(rest)
         return _TokenSpelling(nodes, rest, len(text) - known, within)
 
-    def _needed(self, one: _TokenSpelling) -> list[Branch]:
+    def _needed(self, spelling: _TokenSpelling) -> list[Branch]:
         """The texts whose next-token probabilities count."""
-        unknown = [node for node, after in zip(one.nodes, one.nodes[1:], strict=False) if after not in self._totals]
-        return [*unknown, *(one.nodes[place] for place in one.within)]
+        unknown = [
+            node for node, after in zip(spelling.nodes, spelling.nodes[1:], strict=False) if after not in self._totals
+        ]
+        return [*unknown, *(spelling.nodes[place] for place in spelling.within)]
 
-    def _score(self, one: _TokenSpelling) -> tuple[float, int]:
-        for node, after in zip(one.nodes, one.nodes[1:], strict=False):
+    def _score(self, spelling: _TokenSpelling) -> tuple[float, int]:
+        for node, after in zip(spelling.nodes, spelling.nodes[1:], strict=False):
             if after not in self._totals:
                 self._totals[after] = self._totals[node] + float(self._rows[node][after.token])
-        parts = [] if one.rest else [(self._totals[one.nodes[-1]], len(one.nodes) - 1)]
-        for place, ids in one.within.items():
-            node = one.nodes[place]
+        parts = [] if spelling.rest else [(self._totals[spelling.nodes[-1]], len(spelling.nodes) - 1)]
+        for place, ids in spelling.within.items():
+            node = spelling.nodes[place]
             parts.append((self._totals[node] + float(self._rows[node][ids].logsumexp(0)), place + 1))
         total = torch.tensor([part for part, _ in parts], dtype=torch.float64).logsumexp(0)
-        return float(total) - one.unknown * self._chance, max(parts)[1] + one.unknown
+        return float(total) - spelling.unknown * self._chance, max(parts)[1] + spelling.unknown

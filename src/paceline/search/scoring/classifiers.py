@@ -37,21 +37,21 @@ class ClassifierScorer:
 
     @torch.inference_mode()
     def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
-        found: list[float] = []
+        scores: list[float] = []
         for start in range(0, len(texts), BATCH):
             part = list(texts[start : start + BATCH])
             padded = self.tokenizer(
                 [prompt] * len(part), part, padding=True, truncation="only_first", return_tensors="pt"
             )
             logits = self.model(**padded).logits.float()
-            found += (logits[:, 0] if self.label is None else logits.log_softmax(-1)[:, self.label]).tolist()
-        return found
+            scores += (logits[:, 0] if self.label is None else logits.log_softmax(-1)[:, self.label]).tolist()
+        return scores
 
 
 def is_classifier(folder: Path) -> bool:
     """Whether the checkpoint in a folder is one for sequence classification."""
     names = [] if folder.is_file() else read_json(folder / "config.json").get("architectures") or []
-    return any(str(one).endswith("ForSequenceClassification") for one in names)
+    return any(str(name).endswith("ForSequenceClassification") for name in names)
 
 
 def load_classifier(folder: Path, name: str) -> tuple[Any, Any]:

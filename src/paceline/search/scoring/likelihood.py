@@ -34,30 +34,32 @@ def candidate_logprobs(
     Raises:
         ConfigError: context and candidate are longer than the model's context.
     """
-    own = runner.open(len(context)) if cache is None else runner.fork(cache)
+    cache_of_context = runner.open(len(context)) if cache is None else runner.fork(cache)
     try:
-        if own.length >= len(context):
-            runner.truncate(own, len(context) - 1)
-        for start in range(own.length, len(context) - 1, CHUNK):
-            runner.extend([own], [context[start : min(start + CHUNK, len(context) - 1)]])
-        found: list[torch.Tensor] = []
+        if cache_of_context.length >= len(context):
+            runner.truncate(cache_of_context, len(context) - 1)
+        for start in range(cache_of_context.length, len(context) - 1, CHUNK):
+            runner.extend([cache_of_context], [context[start : min(start + CHUNK, len(context) - 1)]])
+        logprobs: list[torch.Tensor] = []
         for part in _parts(candidates):
-            found += (_as_tree if runner.capabilities.trees else _as_chains)(runner, own, context[-1], part)
-        return found
+            logprobs += (_as_tree if runner.capabilities.trees else _as_chains)(
+                runner, cache_of_context, context[-1], part
+            )
+        return logprobs
     finally:
-        runner.release(own)
+        runner.release(cache_of_context)
 
 
 def _parts(candidates: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
     """Candidates that fit into a pass together; one that is too long for it has a pass of its own."""
     parts: list[list[Sequence[int]]] = []
     room = 0
-    for one in candidates:
-        if not parts or len(one) > room:
+    for candidate in candidates:
+        if not parts or len(candidate) > room:
             parts.append([])
             room = MOST_NODES
-        parts[-1].append(one)
-        room -= len(one)
+        parts[-1].append(candidate)
+        room -= len(candidate)
     return parts
 
 
@@ -67,15 +69,18 @@ def _as_tree(
     """One pass over a tree, in which candidates share the nodes that they begin with."""
     nodes: dict[tuple[int, int], int] = {}
     paths: list[list[int]] = []
-    for one in candidates:
+    for candidate in candidates:
         path = [-1]
-        for token in one[:-1]:  # the last token is predicted, and predicts nothing
+        for token in candidate[:-1]:  # the last token is predicted, and predicts nothing
             path.append(nodes.setdefault((path[-1], token), len(nodes)))
-        paths.append(path[: len(one)])
+        paths.append(path[: len(candidate)])
     tree = TokenTree.build([token for _, token in nodes], [parent for parent, _ in nodes]) if nodes else EMPTY_TREE
     logits = runner.score([cache], [root], [tree]).of(0)
     runner.truncate(cache, cache.length)
-    return [_picked(logits[[node + 1 for node in path]], one) for path, one in zip(paths, candidates, strict=True)]
+    return [
+        _picked(logits[[node + 1 for node in path]], candidate)
+        for path, candidate in zip(paths, candidates, strict=True)
+    ]
 
 
 def _as_chains(
@@ -84,8 +89,10 @@ def _as_chains(
     """The same for a runner that scores no trees: a sequence for each candidate."""
     forks = [runner.fork(cache) for _ in candidates]
     try:
-        scores = runner.score(forks, [root] * len(forks), [TokenTree.chain(list(one[:-1])) for one in candidates])
-        return [_picked(scores.of(i)[: len(one)], one) for i, one in enumerate(candidates)]
+        scores = runner.score(
+            forks, [root] * len(forks), [TokenTree.chain(list(candidate[:-1])) for candidate in candidates]
+        )
+        return [_picked(scores.of(i)[: len(candidate)], candidate) for i, candidate in enumerate(candidates)]
     finally:
         for fork in forks:
             runner.release(fork)

@@ -72,8 +72,8 @@ class LikelihoodScorer:
         start = _common([self.tokenizer.encode(prompt), *whole])
         if not start:
             raise PromptError("prompt and texts begin with no common token under the scorer; give a longer prompt")
-        rows = candidate_logprobs(self.runner, whole[0][:start], [one[start:] for one in whole])
-        return [float(one.mean()) if len(one) else NO_TOKENS for one in rows]
+        rows = candidate_logprobs(self.runner, whole[0][:start], [tokens[start:] for tokens in whole])
+        return [float(row.mean()) if len(row) else NO_TOKENS for row in rows]
 
 
 _OPENED: Final = WeakKeyDictionary[Any, dict[tuple[Any, ...], Scorer]]()
@@ -84,19 +84,19 @@ class NamedScorer:
     """A scorer as an option names it, checked and not yet opened.
 
     Args:
-        option: its name, for messages. given: see the module.
+        option: its name, for messages. scorer: see the module.
     Raises:
         ConfigError: none of the forms.
     """
 
-    def __init__(self, option: str, given: GivenScorer) -> None:
+    def __init__(self, option: str, scorer: GivenScorer) -> None:
         self.option = option
         self._ready: Scorer | None = None
-        if not isinstance(given, Mapping):
-            self._ready = FunctionScorer(option, named(option, given))
+        if not isinstance(scorer, Mapping):
+            self._ready = FunctionScorer(option, named(option, scorer))
             return
-        reject_unknown(f"key of {option}", given, ("model", "label", "one_pass"))
-        self.model, self.label, self.one_pass = given.get("model"), given.get("label"), given.get("one_pass", False)
+        reject_unknown(f"key of {option}", scorer, ("model", "label", "one_pass"))
+        self.model, self.label, self.one_pass = scorer.get("model"), scorer.get("label"), scorer.get("one_pass", False)
         need(isinstance(self.model, str), f"{option} model", "be a folder or hub id", self.model)
         need(isinstance(self.one_pass, bool), f"{option} one_pass", "be true or false", self.one_pass)
         if self.label is not None:

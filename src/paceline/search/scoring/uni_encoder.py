@@ -107,8 +107,8 @@ class UniEncoder(nn.Module):
     def forward(self, context: Sequence[int], candidates: Sequence[Sequence[int]]) -> torch.Tensor:
         """(n,) scores of candidates, each a token or more with its marker, behind a context; both as token ids."""
         sizes = [len(context), *map(len, candidates)]
-        tokens = torch.tensor([[*context, *(token for one in candidates for token in one)]])
-        places = [*range(len(context)), *(len(context) + i for one in candidates for i in range(len(one)))]
+        tokens = torch.tensor([[*context, *(token for candidate in candidates for token in candidate)]])
+        places = [*range(len(context)), *(len(context) + i for candidate in candidates for i in range(len(candidate)))]
         seen = candidate_mask(sizes, self.mask)
         states = self.encoder(
             input_ids=tokens,
@@ -117,14 +117,14 @@ class UniEncoder(nn.Module):
             token_type_ids=torch.tensor([[0] * sizes[0] + [1] * sum(sizes[1:])]),
         ).last_hidden_state[0]
         means = torch.stack([part.mean(0) for part in states.split(sizes)[1:]])
-        found: torch.Tensor = self.head(means)[:, 0]
-        return found
+        scores: torch.Tensor = self.head(means)[:, 0]
+        return scores
 
     @torch.inference_mode()
     def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
         """One for each text behind a prompt, whose beginning is cut off where it is longer than the encoder reads."""
         most = self.encoder.config.max_position_embeddings - 1
-        candidates = [self.tokenizer(one)["input_ids"][:most] for one in texts]
+        candidates = [self.tokenizer(text)["input_ids"][:most] for text in texts]
         context = self.tokenizer(prompt)["input_ids"][-(most + 1 - max(map(len, candidates))) :]
-        found: list[float] = self(context, candidates).tolist()
-        return found
+        scores: list[float] = self(context, candidates).tolist()
+        return scores

@@ -40,7 +40,7 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 """Keys that change what a head drafts, with the values under which they do not."""
 
 
-class Target(NamedTuple):
+class HeadTarget(NamedTuple):
     """The model that a head is written for.
 
     Attributes:
@@ -65,11 +65,11 @@ class HeadFormat(ABC):
     whole: ClassVar[tuple[str, ...]] = ("head.weight",)
 
     @abstractmethod
-    def matches(self, found: Found, shapes: Shapes) -> bool:
+    def matches(self, config: Found, shapes: Shapes) -> bool:
         """Whether a folder has this format, by its config.json and the shapes of its tensors."""
 
     @abstractmethod
-    def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+    def config_of(self, config: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
         """What a folder holds; `num_layers` are the target's.
 
         Raises:
@@ -86,7 +86,7 @@ class HeadFormat(ABC):
 
     @abstractmethod
     def written(
-        self, config: HeadConfig, weights: Mapping[str, Tensor], target: Target
+        self, config: HeadConfig, weights: Mapping[str, Tensor], target: HeadTarget
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """config.json and tensors of a head that has all that `whole` names.
 
@@ -99,7 +99,7 @@ class HeadFormat(ABC):
         return ConfigError(f"the format {self.name!r} has no place for {what}; write 'paceline', or another format")
 
 
-def refuse_unread(found: Found, read: Collection[str], *, where: str = "") -> None:
+def refuse_unread(config: Found, read: Collection[str], *, where: str = "") -> None:
     """Refuse what a config.json switches on and nobody reads, for it may change what the head drafts.
 
     Args:
@@ -107,31 +107,31 @@ def refuse_unread(found: Found, read: Collection[str], *, where: str = "") -> No
     Raises:
         ConfigError: naming the first of them.
     """
-    for key, value in found.items():
+    for key, value in config.items():
         fine = NEUTRAL.get(key)
         known = key in read or key in HARMLESS
         if not known and (value not in (None, *fine) if fine else value not in (None, False, 0, "", [], {})):
             raise ConfigError(f"{where}{key}={shortened(value)} is not supported; train the head without it")
 
 
-def layer_of(found: Found) -> dict[str, Any]:
+def layer_of(config: Found) -> dict[str, Any]:
     """The keys of a decoder layer; newer transformers keep the rotary base in an object.
 
     Raises:
         ConfigError: a layer with a sliding window.
     """
-    if "sliding_attention" in (found.get("layer_types") or ()):
+    if "sliding_attention" in (config.get("layer_types") or ()):
         raise ConfigError("layers with a sliding window are not supported; train the head without it")
-    rope = found.get("rope_parameters") or {}
-    given = {"rope_theta": rope.get("rope_theta"), **found}
+    rope = config.get("rope_parameters") or {}
+    values = {"rope_theta": rope.get("rope_theta"), **config}
     if rope.keys() - {"rope_theta", "rope_type"} or rope.get("rope_type", "default") != "default":
-        given["rope_scaling"] = dict(rope)
-    return {key: given[key] for key in LAYER_KEYS if given.get(key) is not None}
+        values["rope_scaling"] = dict(rope)
+    return {key: values[key] for key in LAYER_KEYS if values.get(key) is not None}
 
 
 def dtype_of(weights: Mapping[str, Tensor]) -> str:
     """The name of the weights' dtype, for a config.json."""
-    return str(next(one for one in weights.values() if one.is_floating_point()).dtype).removeprefix("torch.")
+    return str(next(weight for weight in weights.values() if weight.is_floating_point()).dtype).removeprefix("torch.")
 
 
 def heads_rows(config: HeadConfig, weights: Mapping[str, Tensor]) -> Iterator[tuple[int, Tensor]]:
@@ -141,5 +141,5 @@ def heads_rows(config: HeadConfig, weights: Mapping[str, Tensor]) -> Iterator[tu
         KeyError: there are neither.
     """
     for head in range(config.num_heads):
-        own = f"heads.{head}.head.weight"
-        yield head, weights[own if own in weights else "head.weight"]
+        key = f"heads.{head}.head.weight"
+        yield head, weights[key if key in weights else "head.weight"]

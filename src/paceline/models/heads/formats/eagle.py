@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.models.heads.formats.base import Found, HeadFormat, Shapes, Target, dtype_of, layer_of, refuse_unread
+from paceline.models.heads.formats.base import Found, HeadFormat, HeadTarget, Shapes, dtype_of, layer_of, refuse_unread
 from paceline.models.heads.head_config import HeadConfig
 from paceline.utils import shortened
 
@@ -54,31 +54,31 @@ class EagleFormat(HeadFormat):
     methods: ClassVar[tuple[str, ...]] = ("eagle", "eagle3")
     whole = ("head.weight", "embed.weight")
 
-    def matches(self, found: Found, shapes: Shapes) -> bool:
+    def matches(self, config: Found, shapes: Shapes) -> bool:
         return "fc.weight" in shapes
 
-    def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
-        if isinstance(found.get("model"), dict):
-            found = {**found["model"], **{key: value for key, value in found.items() if key != "model"}}
-        if "token_map" in shapes or found.get("truncated_vocab_size") not in (None, found["vocab_size"]):
+    def config_of(self, config: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+        if isinstance(config.get("model"), dict):
+            config = {**config["model"], **{key: value for key, value in config.items() if key != "model"}}
+        if "token_map" in shapes or config.get("truncated_vocab_size") not in (None, config["vocab_size"]):
             raise ConfigError(
                 "token_map is not supported; leave it out, with truncated_vocab_size and the rows it cuts"
             )
         third = any(name.startswith("midlayer.") or ".hidden_norm." in name for name in shapes)
-        own = (*THIRD, "eagle_config") if third else ()
-        refuse_unread(found, (*SHAPE, "truncated_vocab_size", "eagle_fc_bias", *own))
-        _check_sizes(found, found)
+        extra_keys = (*THIRD, "eagle_config") if third else ()
+        refuse_unread(config, (*SHAPE, "truncated_vocab_size", "eagle_fc_bias", *extra_keys))
+        _check_sizes(config, config)
         more: dict[str, Any] = {}
         if third:
-            inner = _inner(found)
-            taps = _taps(found.get(LAYERS), inner.get(LAYERS), num_layers)
-            more = {"taps": taps, "norm_before_residual": _residual({**inner, **found})}
+            inner = _inner(config)
+            taps = _taps(config.get(LAYERS), inner.get(LAYERS), num_layers)
+            more = {"taps": taps, "norm_before_residual": _residual({**inner, **config})}
         return HeadConfig(
             method="eagle3" if third else "eagle",
-            hidden_size=found["hidden_size"],
-            vocab_size=found["vocab_size"],
-            draft_vocab_size=found.get("draft_vocab_size") or found["vocab_size"],
-            layer=layer_of(found),
+            hidden_size=config["hidden_size"],
+            vocab_size=config["vocab_size"],
+            draft_vocab_size=config.get("draft_vocab_size") or config["vocab_size"],
+            layer=layer_of(config),
             **more,
         )
 
@@ -92,7 +92,7 @@ class EagleFormat(HeadFormat):
         return weights if offsets is None else {**weights, "draft_to_target": torch.arange(len(offsets)) + offsets}
 
     def written(
-        self, config: HeadConfig, weights: Mapping[str, Tensor], target: Target
+        self, config: HeadConfig, weights: Mapping[str, Tensor], target: HeadTarget
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         third = config.method == "eagle3"
         if Q_NORM in weights:
@@ -113,29 +113,29 @@ class SpeculatorsFormat(EagleFormat):
     name = "speculators"
     methods = ("eagle3",)
 
-    def matches(self, found: Found, shapes: Shapes) -> bool:
-        return "speculators_model_type" in found
+    def matches(self, config: Found, shapes: Shapes) -> bool:
+        return "speculators_model_type" in config
 
-    def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
-        method = found["speculators_model_type"]
+    def config_of(self, config: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+        method = config["speculators_model_type"]
         if method != "eagle3":
             raise ConfigError(f"heads of type {method!r} are not supported; eagle3 is")
-        refuse_unread(found, (*SHAPE, *THIRD, *SPECULATORS))
-        layer = found["transformer_layer_config"]
+        refuse_unread(config, (*SHAPE, *THIRD, *SPECULATORS))
+        layer = config["transformer_layer_config"]
         refuse_unread(layer, SHAPE, where="transformer_layer_config: ")
-        _check_sizes(found, layer)
+        _check_sizes(config, layer)
         return HeadConfig(
             method="eagle3",
             hidden_size=layer["hidden_size"],
             vocab_size=layer["vocab_size"],
-            draft_vocab_size=found["draft_vocab_size"],
-            taps=_taps(found.get(LAYERS), None, num_layers),
+            draft_vocab_size=config["draft_vocab_size"],
+            taps=_taps(config.get(LAYERS), None, num_layers),
             layer=layer_of(layer),
-            norm_before_residual=_residual(found),
+            norm_before_residual=_residual(config),
         )
 
     def written(
-        self, config: HeadConfig, weights: Mapping[str, Tensor], target: Target
+        self, config: HeadConfig, weights: Mapping[str, Tensor], target: HeadTarget
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         way = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
         return {
@@ -156,28 +156,28 @@ class SpeculatorsFormat(EagleFormat):
         }, dict(_foreign(config, weights, layer="layers.0."))
 
 
-def _inner(found: Found) -> Found:
+def _inner(config: Found) -> Found:
     """`eagle_config`, in which NVIDIA keeps what others have at the top.
 
     Raises:
         ConfigError: a switch that makes another head.
     """
-    inner = found.get("eagle_config") or {}
+    inner = config.get("eagle_config") or {}
     if not isinstance(inner, Mapping):
         raise ConfigError(f"eagle_config must be an object, got {shortened(inner)}")
     refuse_unread(inner, (*THIRD, *UNUSED), where="eagle_config: ")
     return inner
 
 
-def _residual(found: Found) -> bool:
-    return found.get("norm_before_residual") or False
+def _residual(config: Found) -> bool:
+    return config.get("norm_before_residual") or False
 
 
-def _check_sizes(found: Found, layer: Found) -> None:
+def _check_sizes(config: Found, layer: Found) -> None:
     """Reject states of another width than the layer's, and a layer that sees a window only."""
-    if found.get("target_hidden_size") not in (None, layer["hidden_size"]):
+    if config.get("target_hidden_size") not in (None, layer["hidden_size"]):
         raise ConfigError(
-            f"target_hidden_size must be hidden_size={layer['hidden_size']}, got {found['target_hidden_size']!r}"
+            f"target_hidden_size must be hidden_size={layer['hidden_size']}, got {config['target_hidden_size']!r}"
         )
     if layer.get("sliding_window") and layer.get("use_sliding_window") is not False:
         raise ConfigError(f"sliding_window={layer['sliding_window']!r} is not supported; train the head without it")
@@ -201,7 +201,7 @@ def _read_by(nested: tuple[int, ...], usual: tuple[int, ...], count: int) -> tup
     """Ids of `eagle_config` by what layers read: the usual ones of either kind, and those that no layer gives."""
     if nested == usual or max(nested) >= count:
         return nested
-    if tuple(one + 1 for one in nested) == usual:
+    if tuple(layer + 1 for layer in nested) == usual:
         return usual
     raise ConfigError(
         f"eagle_config: {LAYERS}={list(nested)} counts what layers give in some engines and what they read in others; "

@@ -20,8 +20,8 @@ from paceline.errors import ConfigError
 from paceline.models.heads.formats.base import (
     Found,
     HeadFormat,
+    HeadTarget,
     Shapes,
-    Target,
     dtype_of,
     heads_rows,
     layer_of,
@@ -41,13 +41,13 @@ class HydraFormat(HeadFormat):
     name = "hydra"
     methods = ("hydra", "hydra++")
 
-    def matches(self, found: Found, shapes: Shapes) -> bool:
-        return "hydra_num_heads" in found
+    def matches(self, config: Found, shapes: Shapes) -> bool:
+        return "hydra_num_heads" in config
 
-    def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
-        refuse_unread(found, READ)
-        arch = found.get("hydra_head_arch", "mlp")
-        if arch not in ARCHITECTURES or not found.get("grounded_heads", True) or found.get("hidden_state_offset"):
+    def config_of(self, config: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+        refuse_unread(config, READ)
+        arch = config.get("hydra_head_arch", "mlp")
+        if arch not in ARCHITECTURES or not config.get("grounded_heads", True) or config.get("hidden_state_offset"):
             raise ConfigError(
                 f"hydra_head_arch must be {' or '.join(ARCHITECTURES)}, got {arch!r}, with grounded_heads and no "
                 "hidden_state_offset"
@@ -59,9 +59,9 @@ class HydraFormat(HeadFormat):
             hidden_size=hidden,
             vocab_size=rows,
             draft_vocab_size=rows,
-            num_heads=found["hydra_num_heads"],
-            num_layers=found.get("hydra_num_layers", 1),
-            layer=layer_of(found) if plus else {},
+            num_heads=config["hydra_num_heads"],
+            num_layers=config.get("hydra_num_layers", 1),
+            layer=layer_of(config) if plus else {},
         )
 
     def canonical(self, name: str, config: HeadConfig) -> str | None:
@@ -74,7 +74,7 @@ class HydraFormat(HeadFormat):
         return NAMES[name] if name in NAMES else name.replace(f"{PREFIX}.layers.0.", "prefix.", 1)
 
     def written(
-        self, config: HeadConfig, weights: Mapping[str, Tensor], target: Target
+        self, config: HeadConfig, weights: Mapping[str, Tensor], target: HeadTarget
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         plus = config.method == "hydra++"
         for name, what in (("draft_to_target", "a reduced vocabulary"), ("embed.weight", "an embedding of the head's")):
@@ -94,9 +94,9 @@ class HydraFormat(HeadFormat):
                 tensors |= _both(weights, f"heads.{head}.blocks.{block}", f"{here}.linear")
             tensors |= _both(weights, f"heads.{head}.reduce", f"hydra_mlp.{head}.{int(plus)}.res_connection")
         stored = {canonical: name for name, canonical in NAMES.items() if canonical}
-        for name, one in weights.items():
+        for name, weight in weights.items():
             if name.startswith("prefix."):
-                tensors[stored.get(name, f"{PREFIX}.layers.0.{name.removeprefix('prefix.')}")] = one
+                tensors[stored.get(name, f"{PREFIX}.layers.0.{name.removeprefix('prefix.')}")] = weight
         return {
             "hydra_num_heads": config.num_heads,
             "hydra_num_layers": config.num_layers,

@@ -22,19 +22,19 @@ FORMATS: Final[tuple[HeadFormat, ...]] = (
     EagleFormat(),
 )
 
-WRITTEN: Final = tuple(one.name for one in FORMATS)
+WRITTEN: Final = tuple(known_format.name for known_format in FORMATS)
 """Formats that a head can be written in."""
 
 
-def format_of(found: Mapping[str, Any], shapes: Shapes, where: object) -> HeadFormat:
+def format_of(config: Mapping[str, Any], shapes: Shapes, where: object) -> HeadFormat:
     """The format of a folder, by its config.json and the shapes of its tensors.
 
     Raises:
         CheckpointError: none that is known.
     """
-    for one in FORMATS:
-        if one.matches(found, shapes):
-            return one
+    for known_format in FORMATS:
+        if known_format.matches(config, shapes):
+            return known_format
     raise CheckpointError(
         f"{where} is no head: its config.json has neither 'paceline_head' nor what speculators, EAGLE, Medusa, Hydra "
         "or IBM's accelerators write; give the folder of a head"
@@ -42,17 +42,17 @@ def format_of(found: Mapping[str, Any], shapes: Shapes, where: object) -> HeadFo
 
 
 def foreign_config(
-    format: HeadFormat, found: Mapping[str, Any], shapes: Shapes, num_layers: int, where: object
+    format: HeadFormat, config: Mapping[str, Any], shapes: Shapes, num_layers: int, where: object
 ) -> HeadConfig:
     """The config of a head of another engine.
 
     Args:
-        found: its config.json. num_layers: of the target. where: folder, for messages.
+        config: its config.json. num_layers: of the target. where: folder, for messages.
     Raises:
         CheckpointError: it does not describe a head, or one of its options is not supported.
     """
     try:
-        return format.config_of(found, shapes, num_layers)
+        return format.config_of(config, shapes, num_layers)
     except (KeyError, TypeError, AttributeError, ValueError, ConfigError) as error:
         why = f"no key {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
@@ -66,11 +66,11 @@ def writer(name: str, method: str) -> HeadFormat:
     Raises:
         ConfigError: it does not hold such heads.
     """
-    found = next(one for one in FORMATS if one.name == name)
-    if method not in found.methods:
-        others = [one.name for one in FORMATS if method in one.methods]
+    head_format = next(known_format for known_format in FORMATS if known_format.name == name)
+    if method not in head_format.methods:
+        others = [known_format.name for known_format in FORMATS if method in known_format.methods]
         raise ConfigError(
             f"a head of method {method!r} has no form in the format {name!r}, which holds "
-            f"{' and '.join(found.methods)}; write {' or '.join([*others, 'paceline'])}"
+            f"{' and '.join(head_format.methods)}; write {' or '.join([*others, 'paceline'])}"
         )
-    return found
+    return head_format

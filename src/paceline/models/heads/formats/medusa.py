@@ -17,8 +17,8 @@ from torch import Tensor
 from paceline.models.heads.formats.base import (
     Found,
     HeadFormat,
+    HeadTarget,
     Shapes,
-    Target,
     dtype_of,
     heads_rows,
     refuse_unread,
@@ -32,16 +32,16 @@ class MedusaFormat(HeadFormat):
     name = "medusa"
     methods = ("medusa",)
 
-    def matches(self, found: Found, shapes: Shapes) -> bool:
-        return "medusa_num_heads" in found
+    def matches(self, config: Found, shapes: Shapes) -> bool:
+        return "medusa_num_heads" in config
 
-    def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
-        refuse_unread(found, ("medusa_num_heads", "medusa_num_layers", "medusa_choices"))
-        layers = found.get("medusa_num_layers", 1)
+    def config_of(self, config: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+        refuse_unread(config, ("medusa_num_heads", "medusa_num_layers", "medusa_choices"))
+        layers = config.get("medusa_num_layers", 1)
         rows, hidden = shapes[f"0.{layers}.weight"]
         return HeadConfig(
             method="medusa", hidden_size=hidden, vocab_size=rows, draft_vocab_size=rows,
-            num_heads=found["medusa_num_heads"], num_layers=layers,
+            num_heads=config["medusa_num_heads"], num_layers=layers,
         )  # fmt: skip
 
     def canonical(self, name: str, config: HeadConfig) -> str | None:
@@ -49,18 +49,18 @@ class MedusaFormat(HeadFormat):
         if parts is None:
             return name
         head, block, kind = parts.groups()
-        own = int(block) >= config.num_layers
-        return f"heads.{head}.head.{kind}" if own else f"heads.{head}.blocks.{block}.{kind}"
+        last = int(block) >= config.num_layers
+        return f"heads.{head}.head.{kind}" if last else f"heads.{head}.blocks.{block}.{kind}"
 
     def written(
-        self, config: HeadConfig, weights: Mapping[str, Tensor], target: Target
+        self, config: HeadConfig, weights: Mapping[str, Tensor], target: HeadTarget
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if "draft_to_target" in weights:
             raise self.lacks("a reduced vocabulary, medusa_vllm has")
         tensors = {f"{head}.{config.num_layers}.weight": rows for head, rows in heads_rows(config, weights)}
-        for name, one in weights.items():
+        for name, weight in weights.items():
             if parts := re.fullmatch(r"heads\.(\d+)\.blocks\.(\d+)\.(weight|bias)", name):
-                tensors["{}.{}.linear.{}".format(*parts.groups())] = one
+                tensors["{}.{}.linear.{}".format(*parts.groups())] = weight
         return {
             "medusa_num_heads": config.num_heads,
             "medusa_num_layers": config.num_layers,
@@ -80,18 +80,18 @@ class VllmMedusaFormat(HeadFormat):
     name = "medusa_vllm"
     methods = ("medusa",)
 
-    def matches(self, found: Found, shapes: Shapes) -> bool:
+    def matches(self, config: Found, shapes: Shapes) -> bool:
         return any(name.removeprefix("medusa_heads.").startswith("blocks.0.layers.") for name in shapes)
 
-    def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
-        refuse_unread(found, VLLM)
+    def config_of(self, config: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+        refuse_unread(config, VLLM)
         return HeadConfig(
             method="medusa",
-            hidden_size=found["hidden_size"],
-            vocab_size=found["vocab_size"],
-            draft_vocab_size=found.get("truncated_vocab_size") or found["vocab_size"],
-            num_heads=found.get("num_heads") or found["medusa_num_heads"],
-            num_layers=found.get("num_hidden_layers") or found.get("medusa_num_layers", 1),
+            hidden_size=config["hidden_size"],
+            vocab_size=config["vocab_size"],
+            draft_vocab_size=config.get("truncated_vocab_size") or config["vocab_size"],
+            num_heads=config.get("num_heads") or config["medusa_num_heads"],
+            num_layers=config.get("num_hidden_layers") or config.get("medusa_num_layers", 1),
         )
 
     def canonical(self, name: str, config: HeadConfig) -> str | None:
@@ -104,16 +104,18 @@ class VllmMedusaFormat(HeadFormat):
 
     def finish(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         if "heads.1.head.weight" not in weights and "heads.0.head.weight" in weights:
-            weights = {"head.weight" if name == "heads.0.head.weight" else name: one for name, one in weights.items()}
+            weights = {
+                "head.weight" if name == "heads.0.head.weight" else name: weight for name, weight in weights.items()
+            }
         ids = weights.get("draft_to_target")
         if ids is None:
             return weights
         order = ids.argsort()
-        rows = {name: one[order].contiguous() for name, one in weights.items() if name.endswith("head.weight")}
+        rows = {name: weight[order].contiguous() for name, weight in weights.items() if name.endswith("head.weight")}
         return {**weights, **rows, "draft_to_target": ids[order]}
 
     def written(
-        self, config: HeadConfig, weights: Mapping[str, Tensor], target: Target
+        self, config: HeadConfig, weights: Mapping[str, Tensor], target: HeadTarget
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         rows = dict(heads_rows(config, weights))
         shared = not any(f"heads.{head}.head.weight" in weights for head in rows)

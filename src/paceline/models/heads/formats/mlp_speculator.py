@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from paceline.models.heads.formats.base import Found, HeadFormat, Shapes, Target, dtype_of, refuse_unread
+from paceline.models.heads.formats.base import Found, HeadFormat, HeadTarget, Shapes, dtype_of, refuse_unread
 from paceline.models.heads.head_config import HeadConfig
 
 READ: Final = (
@@ -34,21 +34,21 @@ class MLPSpeculatorFormat(HeadFormat):
     methods = ("mlp_speculator",)
     whole = ()
 
-    def matches(self, found: Found, shapes: Shapes) -> bool:
-        return found.get("model_type") == "mlp_speculator" or "n_predict" in found
+    def matches(self, config: Found, shapes: Shapes) -> bool:
+        return config.get("model_type") == "mlp_speculator" or "n_predict" in config
 
-    def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
-        refuse_unread(found, READ)
-        hidden = found["emb_dim"] if "emb_dim" in found else found["hidden_size"]
+    def config_of(self, config: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+        refuse_unread(config, READ)
+        hidden = config["emb_dim"] if "emb_dim" in config else config["hidden_size"]
         return HeadConfig(
             method="mlp_speculator",
             hidden_size=hidden,
-            vocab_size=found["vocab_size"],
-            draft_vocab_size=found["vocab_size"],
-            num_heads=found["n_predict"],
-            inner_size=found.get("inner_dim") or hidden,
-            tie_weights=found.get("tie_weights", False),
-            scale_input=found.get("scale_input", False),
+            vocab_size=config["vocab_size"],
+            draft_vocab_size=config["vocab_size"],
+            num_heads=config["n_predict"],
+            inner_size=config.get("inner_dim") or hidden,
+            tie_weights=config.get("tie_weights", False),
+            scale_input=config.get("scale_input", False),
         )
 
     def canonical(self, name: str, config: HeadConfig) -> str | None:
@@ -61,17 +61,17 @@ class MLPSpeculatorFormat(HeadFormat):
         return f"heads.{head}.{PARTS[part]}.{kind}"
 
     def written(
-        self, config: HeadConfig, weights: Mapping[str, Tensor], target: Target
+        self, config: HeadConfig, weights: Mapping[str, Tensor], target: HeadTarget
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if "draft_to_target" in weights:
             raise self.lacks("a reduced vocabulary")
         stored = {ours: theirs for theirs, ours in PARTS.items()}
         tensors = {}
-        for name, one in weights.items():
+        for name, weight in weights.items():
             _, head, part, kind = name.split(".")
-            tensors[f"speculator.{stored[part]}.{head}.{kind}"] = one
+            tensors[f"speculator.{stored[part]}.{head}.{kind}"] = weight
             if part == "norm" and f"heads.{head}.norm.bias" not in weights:
-                tensors[f"speculator.ln.{head}.bias"] = torch.zeros_like(one)
+                tensors[f"speculator.ln.{head}.bias"] = torch.zeros_like(weight)
         return {
             "architectures": ["MLPSpeculatorPreTrainedModel"],
             "model_type": "mlp_speculator",

@@ -18,15 +18,9 @@ from typing import Any
 import torch
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, UnsupportedModelError
-from paceline.models.base import (
-    Capabilities,
-    ModelInfo,
-    check_chains,
-    check_extend,
-    check_score,
-    check_tokens,
-    context_of,
-)
+from paceline.models.abilities import check_inputs
+from paceline.models.base import Capabilities, ModelInfo
+from paceline.models.checks import check_chains, check_extend, check_score, check_tokens
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.runners.fallback.transformers_cache import CausalModel, History, PassOutput, choose_history
 from paceline.tree import Scores, TokenTree
@@ -123,12 +117,12 @@ class TransformersRunner:
             )
         try:
             with quiet():
-                model, found = AutoModelForCausalLM.from_pretrained(
+                model, report = AutoModelForCausalLM.from_pretrained(
                     str(folder), config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
                 )
         except Exception as error:  # as above
             raise _refusal(error, name) from error
-        _check_complete(found, name)
+        _check_complete(report, name)
         return cls._started(model.to(device), name, max_context, tokens)
 
     @classmethod
@@ -145,8 +139,7 @@ class TransformersRunner:
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> FallbackCache:
         """See `Runner.open`; the length of the prompt is not used."""
-        if inputs.digest:
-            context_of(self, inputs)
+        check_inputs(self, inputs)
         return FallbackCache(self.make_history())
 
     def extend(
@@ -191,19 +184,19 @@ class TransformersRunner:
         check_score(self.info, caches, trees)
         fed = []
         for i, (cache, root, tree) in enumerate(zip(caches, roots, trees, strict=True)):
-            inputs, done = [int(root), *tree.tokens.tolist()], 0 if computed is None else computed[i]
-            check_tokens(self.info, inputs, self._rows)
+            chain, done = [int(root), *tree.tokens.tolist()], 0 if computed is None else computed[i]
+            check_tokens(self.info, chain, self._rows)
             again = len(cache.opened().tokens) > cache.length
             history = _cut(cache, cache.length + done)
-            if done >= len(inputs) or history.tokens[cache.length :] != inputs[:done]:
+            if done >= len(chain) or history.tokens[cache.length :] != chain[:done]:
                 raise ConfigError(
                     f"score: the first {done} inputs of sequence {i} are not those scored before; pass computed=0"
                 )
             cache.marked = cache.marked and done > 0
-            if not cache.marked and (len(inputs) > 1 or again):  # a plain step stays, unless it is scored again
+            if not cache.marked and (len(chain) > 1 or again):  # a plain step stays, unless it is scored again
                 history.mark()
                 cache.marked = True
-            fed.append(history.feed(inputs[done:], taps=taps))
+            fed.append(history.feed(chain[done:], taps=taps))
         return _scores(fed, taps, self.info.vocab_size)
 
     def commit(self, caches: Sequence[FallbackCache], paths: Sequence[Sequence[int]]) -> None:
@@ -268,11 +261,11 @@ def _cut(cache: FallbackCache, length: int) -> History:
 
 
 def _scores(fed: Sequence[PassOutput], taps: Sequence[int], vocab_size: int) -> Scores:
-    rows = tuple(accumulate((len(one.logits) for one in fed), initial=0))
+    rows = tuple(accumulate((len(output.logits) for output in fed), initial=0))
     return Scores(
-        torch.cat([one.logits[:, :vocab_size] for one in fed]),
+        torch.cat([output.logits[:, :vocab_size] for output in fed]),
         rows,
-        {layer: torch.cat([one.taps[layer] for one in fed]) for layer in set(taps)},
+        {layer: torch.cat([output.taps[layer] for output in fed]) for layer in set(taps)},
     )
 
 
@@ -281,8 +274,8 @@ def _can_tap(caller: CausalModel, hidden_size: int) -> bool:
     if not caller.num_layers or caller.model.get_output_embeddings() is None:
         return False
     layers = range(-1, caller.num_layers + 1)
-    found = caller.run([0, 0], keep=False, taps=layers).taps
-    return all(layer in found and found[layer].shape == (2, hidden_size) for layer in layers)
+    tapped = caller.run([0, 0], keep=False, taps=layers).taps
+    return all(layer in tapped and tapped[layer].shape == (2, hidden_size) for layer in layers)
 
 
 def _declared_context(config: Any) -> int:
@@ -295,8 +288,8 @@ def _declared_context(config: Any) -> int:
     keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
     sizes = [size for key in keys if isinstance(size := getattr(text, key, None), int) and size > 0]
     rope = getattr(text, "rope_parameters", None) or {}
-    kinds = rope.values() if rope and all(isinstance(one, Mapping) for one in rope.values()) else [rope]
-    borders = [one.get("original_max_position_embeddings") for one in kinds if one.get("rope_type") == "longrope"]
+    kinds = rope.values() if rope and all(isinstance(kind, Mapping) for kind in rope.values()) else [rope]
+    borders = [kind.get("original_max_position_embeddings") for kind in kinds if kind.get("rope_type") == "longrope"]
     return min([*sizes[:1], *(border for border in borders if border)], default=UNLIMITED)
 
 
@@ -324,8 +317,8 @@ def _describe(model: Any, *, name: str, vocab_size: int, max_context: int, first
     )
 
 
-def _check_complete(found: Mapping[str, Any], name: str) -> None:
-    lacking = sorted(str(key) for key in (*found.get("missing_keys", ()), *found.get("mismatched_keys", ())))
+def _check_complete(report: Mapping[str, Any], name: str) -> None:
+    lacking = sorted(str(key) for key in (*report.get("missing_keys", ()), *report.get("mismatched_keys", ())))
     if lacking:
         raise CheckpointError(
             f"{name} lacks {len(lacking)} of its weights, first {lacking[0]}; download the checkpoint again"

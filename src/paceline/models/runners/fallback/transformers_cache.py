@@ -73,8 +73,8 @@ class CausalModel:
             options[self.cache_key] = cache
         if last_only and self._short_head and self.num_layers not in taps:
             options["logits_to_keep"] = 1
-        found: Taps = {}
-        hooks = [self._tap(layer, found) for layer in set(taps)]
+        tapped: Taps = {}
+        hooks = [self._tap(layer, tapped) for layer in set(taps)]
         try:
             with torch.inference_mode():
                 output = self.model(input_ids=torch.tensor([list(tokens)], device=self.device), **options)
@@ -82,16 +82,16 @@ class CausalModel:
             for hook in hooks:
                 hook.remove()
         logits = output.logits[0, -1:] if last_only else output.logits[0]
-        return PassOutput(logits, found, None if self.cache_key is None else getattr(output, self.cache_key, None))
+        return PassOutput(logits, tapped, None if self.cache_key is None else getattr(output, self.cache_key, None))
 
-    def _tap(self, layer: int, found: Taps) -> Any:
-        """A hook that puts the output of `layer` into `found`: -1 is the first layer's input, num_layers the head's."""
+    def _tap(self, layer: int, tapped: Taps) -> Any:
+        """A hook that puts the output of `layer` into `tapped`; -1: the first layer's input, num_layers: the head's."""
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            found[layer] = (args[0] if args else kwargs["hidden_states"])[0]
+            tapped[layer] = (args[0] if args else kwargs["hidden_states"])[0]
 
         def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-            found[layer] = (output[0] if isinstance(output, tuple | list) else output)[0]
+            tapped[layer] = (output[0] if isinstance(output, tuple | list) else output)[0]
 
         if layer == -1:
             return self._layers[0].register_forward_pre_hook(before, with_kwargs=True)
@@ -109,7 +109,11 @@ def _decoder_layers(model: Any) -> Sequence[nn.Module]:
 
 
 class History:
-    """The tokens of one sequence that the model has seen; the base recomputes everything at every step."""
+    """The tokens of one sequence that the model has seen; the base recomputes everything at every step.
+
+    It goes back by `mark` and `rewind`, whatever the model remembers; states of native models do so part by part
+    (models.state.parts.StatePart).
+    """
 
     def __init__(self, model: CausalModel) -> None:
         self.model = model
@@ -262,10 +266,10 @@ def _candidates(model: CausalModel, tokens: Sequence[int]) -> dict[str, Callable
     if cache is None:
         return {}
     plain = type(cache) is DynamicCache and all(
-        type(one) in (DynamicLayer, DynamicSlidingWindowLayer) for one in cache.layers
+        type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers
     )
-    found: dict[str, Callable[[], History]] = {"cropped": lambda: CroppedHistory(model)} if plain else {}
-    return found | {CHUNKS: lambda: ReplayedHistory(model), SINGLY: lambda: ReplayedHistory(model, one_by_one=True)}
+    kinds: dict[str, Callable[[], History]] = {"cropped": lambda: CroppedHistory(model)} if plain else {}
+    return kinds | {CHUNKS: lambda: ReplayedHistory(model), SINGLY: lambda: ReplayedHistory(model, one_by_one=True)}
 
 
 def _trial(history: History, tokens: Sequence[int]) -> torch.Tensor:
