@@ -1,6 +1,7 @@
 """What a key that floods the server costs another key.
 
-usage: serving_fairness.py [--model FILE] [--threads 2] [--asks 12] [--tokens 48] [--floods wide,many,long]
+usage: serving_fairness.py [--model FILE] [--threads 2] [--asks 12] [--tokens 48] [--floods wide,many,long,row]
+                           [--limits JSON]
 
 A server with two keys. One asks for a stream at a time, as a person does, and is timed: seconds to its first token and
 from token to token. It does so alone, then beside floods of the other key, in turn:
@@ -8,9 +9,14 @@ from token to token. It does so alone, then beside floods of the other key, in t
 wide   requests of 64 prompts with n = 16, of 400 tokens each
 many   64 clients at once, each with n = 4
 long   16 clients, each with prompts of about 2,000 tokens
+row    one client, one request with n = 16 after the other, of 400 tokens each
+
+With --limits the floods come twice: of a key that has none, and of one whose key file has these
+(`{"max_running": 2, "tokens_per_minute": 60000}`); the first tells what the limits are good for.
 
 A flood should cost the other key at most twice its idle times (the exit code is 1 where medians over --asks streams say
-otherwise), and its tokens must be the same, greedily. What the flood itself gets is told as well.
+otherwise, beside the key with limits where there is one), and its tokens must be the same, greedily. What the flood
+itself gets is told as well.
 
 Results: `results/serving_fairness.json`.
 """
@@ -27,6 +33,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import RESULTS, save
@@ -37,6 +44,7 @@ FLOODS: dict[str, tuple[int, Json]] = {
     "wide": (1, {"prompt": [f"{i}. {TEXT}" for i in range(64)], "n": 16, "max_tokens": 400}),
     "many": (64, {"prompt": TEXT, "n": 4, "max_tokens": 400}),
     "long": (16, {"prompt": TEXT * 100, "max_tokens": 32}),
+    "row": (1, {"prompt": TEXT, "n": 16, "max_tokens": 400}),
 }
 """Clients, and what each asks for again and again."""
 
@@ -137,6 +145,21 @@ async def compared(address: tuple[str, int], given: argparse.Namespace) -> dict[
     return found
 
 
+def served(given: argparse.Namespace, limits: Json | None) -> dict[str, Any]:
+    """Times beside floods of a key that has these limits, or none.
+
+    Args:
+        limits: as a key file has them.
+    """
+    port = free_port()
+    command = paceline(given.model, given.method, port=port, threads=given.threads, served_model_name="model")
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "keys.json"
+        file.write_text(json.dumps({"keys": [{"key": "one"}, {"key": "other", **(limits or {})}]}))
+        with child([*command, "--api-key-file", file], threads=given.threads, port=port) as server:
+            return asyncio.run(compared(server.address, given))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
@@ -145,15 +168,16 @@ def main() -> None:
     parser.add_argument("--asks", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--floods", default=",".join(FLOODS))
+    parser.add_argument("--limits", type=json.loads)
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
-    port = free_port()
-    command = paceline(given.model, given.method, port=port, threads=given.threads, served_model_name="model")
-    with child([*command, "--api-key", "one", "--api-key", "other"], threads=given.threads, port=port) as server:
-        found = asyncio.run(compared(server.address, given))
+    found: dict[str, Any] = {"times": served(given, None)}
+    if given.limits is not None:
+        print("with", given.limits, flush=True)
+        found |= {"limits": given.limits, "times_with_limits": served(given, given.limits)}
     name = Path(given.model).name if given.model else "bundled"
-    save("serving_fairness", {"model": name, "asks": given.asks, "times": found}, given.folder)
-    floods = [one for name, one in found.items() if name != "alone"]
+    save("serving_fairness", {"model": name, "asks": given.asks} | found, given.folder)
+    floods = [one for name, one in found.get("times_with_limits", found["times"]).items() if name != "alone"]
     sys.exit(any(max(one["first_ratio"], one["between_ratio"]) > 2 for one in floods))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, AsyncLLM, ConfigError, PromptError, RequestOutput, RequestOutputKind, SamplingParams
+from paceline.engine import StepRecord, watching
 
 PROMPTS = ["One day", "The name of", "def f(x):", "Once upon a time", "In the year"]
 PARAMS = [
@@ -39,8 +40,8 @@ def seen(output: RequestOutput) -> list[Any]:
     ]
 
 
-async def last(model: AsyncLLM, prompt: str, params: SamplingParams) -> list[Any]:
-    found = [seen(output) async for output in model.generate(prompt, params)]
+async def last(model: AsyncLLM, prompt: str, params: SamplingParams, **more: Any) -> list[Any]:
+    found = [seen(output) async for output in model.generate(prompt, params, **more)]
     return found[-1]
 
 
@@ -106,6 +107,70 @@ def test_a_cancelled_coroutine_and_a_closed_iterator_end_their_requests() -> Non
         pytest.fail("requests that nobody waits for still run")
 
     run(both())
+
+
+@pytest.mark.parametrize("priority", [0, 5, -5])
+def test_a_request_that_ends_before_it_has_begun_leaves_nothing_behind(
+    priority: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ends it comes behind what begins it, whatever its priority."""
+    model, engine = AsyncLLM(llm()), llm().engine
+    go_on, step, decoded = threading.Event(), engine.step, set[str]()
+
+    def look(record: StepRecord) -> None:
+        decoded.update(str(sequence.request.prompt) for sequence in record.sequences)
+
+    def held() -> Any:
+        go_on.wait(20)
+        return step()
+
+    async def begun_and_left() -> None:
+        first = asyncio.create_task(anext(model.stream("One day", LONG)))
+        while not engine.has_work:
+            await asyncio.sleep(0.01)
+        late = asyncio.create_task(anext(model.stream("The name of", LONG, priority=priority)))
+        await asyncio.sleep(0.05)
+        late.cancel()
+        first.cancel()
+        await asyncio.gather(first, late, return_exceptions=True)
+        go_on.set()
+        while engine.has_work:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(engine, "step", held)
+    with watching(engine, look):
+        run(begun_and_left())
+    assert "The name of" not in decoded
+
+
+def test_requests_that_wait_begin_by_priority() -> None:
+    """`LLM.generate` and `AsyncLLM` alike, one at a time."""
+    model = LLM(dtype="float32", profile=False, max_num_seqs=1)
+    few, order = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True), list[str]()
+
+    def look(record: StepRecord) -> None:
+        order.extend(str(sequence.request.prompt) for sequence in record.sequences)
+
+    def told() -> list[str]:
+        found = list(dict.fromkeys(order))
+        order.clear()
+        return found
+
+    async def both(numbers: list[int]) -> None:
+        live = AsyncLLM(model)
+        tasks = [last(live, prompt, few, priority=one) for prompt, one in zip(PROMPTS, numbers, strict=False)]
+        await asyncio.gather(*tasks)
+
+    with watching(model.engine, look):
+        model.generate(PROMPTS[:3], few, priority=[2, -1, 0])
+        assert told() == [PROMPTS[1], PROMPTS[2], PROMPTS[0]]
+        model.generate(PROMPTS[:3], few)
+        assert told() == PROMPTS[:3], "the control, without"
+        run(both([0, 7, 2, 1]))
+        assert told()[1:] == [PROMPTS[3], PROMPTS[2], PROMPTS[1]], "behind the one that had begun"
+    for wrong in ("1", 1.0, True):
+        with pytest.raises(ConfigError, match="priority must be an integer"):
+            AsyncLLM(model).generate("x", priority=wrong)  # type: ignore[arg-type]
 
 
 def test_what_is_wrong_with_a_request_is_raised_at_once() -> None:

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = SETTINGS["project"]
-MODULES = {"huggingface-hub": "huggingface_hub", "lazy-loader": "lazy_loader"}
+MODULES = {"huggingface-hub": "huggingface_hub", "lazy-loader": "lazy_loader", "pyyaml": "yaml"}
 """Distribution -> module, where the names differ."""
 
 

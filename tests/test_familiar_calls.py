@@ -242,6 +242,10 @@ def test_arguments_of_other_libraries_methods(llm: LLM) -> None:
     expected = llm.generate("x", FEW)[0].outputs[0].token_ids
     idle = {"priority": None, "tokenization_kwargs": None, "prompt_token_ids": None}
     assert llm.generate("x", FEW, **idle)[0].outputs[0].token_ids == expected
+    assert llm.generate(["x", "y"], FEW, priority=[3, -1])[0].outputs[0].token_ids == expected
+    for wrong, line in (([1], "a list of 2 integers"), ([1, "a"], "an integer"), (3, "a list of integers")):
+        with pytest.raises(ConfigError, match=f"priority must be {line}"):
+            llm.generate(["x", "y"], FEW, priority=wrong)
     with pytest.raises(
         ConfigError,
         match=r"'prompt_token_ids' \(prompts may hold token ids\), 'max_tokens' \(did you mean SamplingParams\(max_tok"

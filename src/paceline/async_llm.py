@@ -28,6 +28,7 @@ from paceline.engine import (
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.search import GivenSearch
+from paceline.utils import MAX_COUNT, integer
 
 logger = logging.getLogger("paceline")
 
@@ -61,31 +62,46 @@ class AsyncLLM:
         *,
         search: GivenSearch | None = None,
         owner: str = "",
+        priority: int = 0,
+        max_running: int | None = None,
     ) -> AsyncGenerator[StreamChunk]:
         """What each step adds to one prompt's outputs; `chunk.output` is live and may be ahead of its chunk.
 
         Args:
             prompt, sampling_params: as in `LLM.request`. search: as in `LLM.stream`.
             owner: whose request it is. Owners take turns, and each gets its share of the engine's time.
+            priority: of the owner's requests that wait, the one with the lowest number begins first.
+            max_running: outputs of the owner that are decoded at once; the others wait, oldest first. None is all.
         Raises:
             PromptError, ConfigError: at once, before anything runs.
         """
         request, backend = self.llm.request(prompt, sampling_params, search)
-        request.owner = owner
+        integer("priority", priority, -MAX_COUNT)
+        if max_running is not None:
+            integer("max_running", max_running, 1)
+        request.owner, request.priority, request.max_running = owner, priority, max_running
         return self._chunks(request, backend)
 
     def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, search: GivenSearch | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        search: GivenSearch | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """One prompt's outputs after each step, as `sampling_params.output_kind` says: all so far, what is new, or once
         at the end.
 
         Args:
+            priority: of requests that wait, the one with the lowest number begins first.
             search: as in `LLM.stream`.
         Raises:
             PromptError, ConfigError: at once, before anything runs.
         """
         request, backend = self.llm.request(prompt, sampling_params, search)
+        integer("priority", priority, -MAX_COUNT)
+        request.priority = priority
         return self._assembled(request, backend)
 
     def chat(

@@ -62,7 +62,7 @@ from paceline.search import (
     SearchDriver,
     SearchRequest,
 )
-from paceline.utils import choice, clear_calls, integer, need, request_bar
+from paceline.utils import MAX_COUNT, choice, clear_calls, integer, items, need, request_bar
 
 logger = logging.getLogger("paceline")
 
@@ -311,6 +311,7 @@ class LLM(metaclass=Named):
         use_tqdm: bool | Callable[..., Any] | None = None,
         *,
         lora_request: None = None,
+        priority: Sequence[int] | None = None,
         search: GivenSearch | Sequence[GivenSearch] | None = None,
     ) -> list[RequestOutput]:
         """Decode all prompts to their ends; results in the order of the prompts.
@@ -323,6 +324,7 @@ class LLM(metaclass=Named):
             use_tqdm: show a progress bar; None shows one for several prompts on a terminal. A class or function is
                 called in the place of tqdm.
             lora_request: vLLM's; must be None (an adapter is merged into the weights, `lora`).
+            priority: one number for each prompt; those with the lowest begin first, all others in their order.
             search: a method of search, or a dict with its options: {"method": "beam", "beam_width": 4}
                 (`paceline.search.SearchConfig`); one for all prompts, or a list with one each. The best `n` texts of
                 each prompt are its outputs, each with a score; nothing is drafted. None decodes token by token.
@@ -331,7 +333,7 @@ class LLM(metaclass=Named):
         """
         self._must_be_open()
         read = [read_prompt(item, self.tokenizer.encode) for item in as_list(prompts)]
-        return self._run(read, sampling_params, use_tqdm, lora_request, search)
+        return self._run(read, sampling_params, use_tqdm, lora_request, search=search, priority=priority)
 
     def _run(
         self,
@@ -339,7 +341,9 @@ class LLM(metaclass=Named):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool | Callable[..., Any] | None,
         lora_request: object,
+        *,
         search: GivenSearch | Sequence[GivenSearch] | None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         rule = "be None: an adapter is merged into the weights, with LLM(model, lora=FOLDER)"
         need(lora_request is None, "lora_request", rule, lora_request)
@@ -348,9 +352,11 @@ class LLM(metaclass=Named):
         params = self._params(sampling_params, len(prompts))
         searches = self._searches(search, params)
         requests = [self._request(*each) for each in zip(prompts, params, searches, strict=True)]
+        if priority is not None:
+            _set_priorities(requests, priority)
         backend = self._backend_for(requests)
         with request_bar(len(requests), use_tqdm) as advance:
-            backend.run(requests, advance)
+            backend.run(sorted(requests, key=lambda request: request.priority), advance)
         results = [request.result() for request in requests]
         if failed := [one.error for result in results for one in result.outputs if one.error is not None]:
             logger.warning(
@@ -481,7 +487,7 @@ class LLM(metaclass=Named):
         need(isinstance(allow_special_tokens, bool), "allow_special_tokens", "be True or False", allow_special_tokens)
         names = {**template, **more, "allow_special_tokens": allow_special_tokens}
         prompts = [ReadPrompt(*self.tokenizer.encode_chat(talk, **names), []) for talk in talks]
-        return self._run(prompts, sampling_params, use_tqdm, lora_request, search)
+        return self._run(prompts, sampling_params, use_tqdm, lora_request, search=search)
 
     def embed(
         self,
@@ -706,6 +712,19 @@ class LLM(metaclass=Named):
         if search is None:
             return Request(*given, inputs=read.inputs)
         return SearchRequest(*given, inputs=read.inputs, search=search.open(), budget=search.budget)
+
+
+def _set_priorities(requests: Sequence[Request], priorities: Sequence[int]) -> None:
+    """Give each request its own.
+
+    Raises:
+        ConfigError: another number of them, or one that is no integer.
+    """
+    given = items("priority", priorities, "be a list of integers, one for each prompt")
+    need(len(given) == len(requests), "priority", f"be a list of {len(requests)} integers", priorities)
+    for request, one in zip(requests, given, strict=True):
+        integer("priority", one, -MAX_COUNT)
+        request.priority = one
 
 
 def _absent(owner: str, name: str) -> str:

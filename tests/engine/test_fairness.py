@@ -61,6 +61,54 @@ def test_a_queue_gives_owners_turns() -> None:
     assert order == [1, 4, 5, 3, 6]
 
 
+def test_a_queue_has_the_lowest_priority_number_of_an_owner_first() -> None:
+    queue = FairQueue[str]()
+    for owner, item, priority in (
+        ("a", "a5", 5),
+        ("a", "a0", 0),
+        ("a", "a5 again", 5),
+        ("b", "b9", 9),
+        ("a", "a-1", -1),
+    ):
+        queue.append(owner, item, priority)
+    order = []
+    while queue:
+        order.append(queue.pop(queue.owners[0]))
+    assert order == ["a-1", "b9", "a0", "a5", "a5 again"], "owners take turns all the same"
+
+
+def test_requests_of_an_owner_begin_by_priority() -> None:
+    requests = [*owned("a", 5), *owned("b", 2)]
+    for one, priority in zip(requests, (0, 3, -2, 3, 0, 9, 1), strict=True):
+        one.priority = priority
+    order = begun(engine(ToyRunner(16, order=2), max_num_seqs=1), requests)
+    assert order == ["a2", "b1", "a0", "b0", "a4", "a1", "a3"]
+    assert tokens(requests) == alone(requests)
+
+
+@pytest.mark.parametrize(("most", "widest"), [(2, 2), (None, 8)])
+def test_so_many_outputs_of_an_owner_take_part_in_a_step(most: int | None, widest: int) -> None:
+    """And the others after them, all with the tokens that they have alone."""
+    live, flood, other = engine(ToyRunner(16, order=2), max_num_seqs=16), owned("a", 2, 8, n=4), owned("b", 1, 8, n=4)
+    for one in flood:
+        one.max_running = most
+    found: list[int] = []
+    others: list[int] = []
+
+    def look(record: StepRecord) -> None:
+        owners = [sequence.request.owner for sequence in record.sequences]
+        found.append(owners.count("a"))
+        others.append(owners.count("b"))
+
+    with watching(live, look):
+        for one in (*flood, *other):
+            live.add(one)
+        while live.has_work:
+            live.step()
+    assert (max(found), max(others)) == (widest, 4)
+    assert tokens([*flood, *other]) == alone([*flood, *other])
+
+
 def test_requests_begin_in_turn() -> None:
     first, second = owned("a", 6), owned("b", 3)
     order = begun(engine(ToyRunner(16, order=2), max_num_seqs=1), [*first, *second])

@@ -38,7 +38,7 @@ DRAWN: dict[str, tuple[Any, Any]] = {
     "best_of": (1, 2), "use_beam_search": (False, True), "length_penalty": (1, 1.5), "early_stopping": (False, True),
     "num_beams": (1, 4), "spaces_between_special_tokens": (True, False), "detokenize": (True, False),
     "logit_bias": ({}, {"x": 1}), "mm_processor_kwargs": (None, {"a": 1}), "media_io_kwargs": ({}, {"a": 1}),
-    "priority": (0, 1), "session_id": ("s", 1), "kv_transfer_params": (None, {"a": 1}), "vllm_xargs": ({}, {"a": 1}),
+    "session_id": ("s", 1), "kv_transfer_params": (None, {"a": 1}), "vllm_xargs": ({}, {"a": 1}),
     "logits_processors": ([], ["a.b"]), "return_tokens_as_token_ids": (False, True),
     "return_prompt_text": (False, True),
     "logprob_token_ids": (None, [1]), "repetition_detection": (None, {}), "stream_interval": (1, 8),
@@ -74,7 +74,7 @@ NOTHING: dict[str, dict[str, tuple[Any, Any]]] = {
         "include": (["reasoning.encrypted_content", "web_search_call.action.sources"], ["everything"]),
         "reasoning": ({"summary": "auto", "effort": None, "context": "auto"}, {"summary": "concise"}),
         "background_options": ({}, {"completion_window": "8h"}), "access_programs": ({}, {"cyber": "standard"}),
-        "prompt_cache_options": ({"ttl": "30m"}, {"prewarm": True}), "priority": (0, 1), "colour": (None, "red"),
+        "prompt_cache_options": ({"ttl": "30m"}, {"prewarm": True}), "colour": (None, "red"),
     },
     MESSAGES: {
         "service_tier": ("standard_only", 3), "speed": ("fast", 1), "container": (None, "c"), "mcp_servers": ([], [{}]),

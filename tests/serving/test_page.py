@@ -13,7 +13,7 @@ import pytest
 from serving.conftest import Live, serve
 
 from paceline import LLM, AsyncLLM
-from paceline.config import ServerConfig
+from paceline.config import KeyLimits, ServerConfig
 from paceline.errors import ConfigError
 from paceline.serving import read_keys
 from paceline.serving.page import clipped_step, hidden_step
@@ -192,7 +192,7 @@ def test_keys_of_administrators_come_as_those_of_clients_do(tmp_path: Path, monk
     file.write_text("of the file\n\n")
     monkeypatch.setenv("PACELINE_ADMIN_KEY", "of the environment")
     config = ServerConfig(admin_key=["given"], admin_key_file=str(file), api_key=["other"])
-    assert read_keys(config) == (("other",), ("given", "of the file", "of the environment"))
+    assert read_keys(config) == ({"other": KeyLimits()}, ("given", "of the file", "of the environment"))
     with pytest.raises(ConfigError, match="admin_key must be another one"):
         read_keys(ServerConfig(api_key=["same"], admin_key=["same"]))
 

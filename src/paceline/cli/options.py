@@ -42,6 +42,7 @@ class Flag:
         unit: what is typed counts so many times.
         default: what help shows, where it was not typed; MISSING has to be typed.
         hidden: from help.
+        variable: of the environment, which is read where the flag is not typed; "" is none.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Flag:
     unit: int = 1
     default: Any = None
     hidden: bool = False
+    variable: str = ""
 
     @property
     def typed(self) -> str:
@@ -73,7 +75,10 @@ class Flag:
             default = inspect.Parameter.empty
         elif not is_bool:
             kind = kind | None
-        option = typer.Option(*names, metavar=metavar, help=self.help, rich_help_panel=self.panel, hidden=self.hidden)
+        option = typer.Option(
+            *names, metavar=metavar, help=self.help, rich_help_panel=self.panel, hidden=self.hidden,
+            envvar=self.variable or None, show_envvar=False,
+        )  # fmt: skip
         annotation = Annotated[kind, option]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -170,20 +175,21 @@ def _log_level(level: str | None) -> None:
         set_log_level(level)
 
 
-LogLevel = Annotated[
-    str | None, typer.Option("--log-level", metavar="LEVEL", callback=_log_level, help="debug, info, warning or error.")
-]
-
-
 def with_flags(
-    *, sampling: bool, diffusion: bool = False, server: Iterable[str] = (), more: Iterable[Flag] = ()
+    *,
+    sampling: bool,
+    diffusion: bool = False,
+    server: Iterable[str] = (),
+    more: Iterable[Flag] = (),
+    environment: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command whose last parameter is `flag_values: dict`.
 
     It gets the flags of the model, of SamplingParams, --log-level, and with `diffusion` those of diffusion language
     models, those of ServerConfig that `server` names, and those of `more`.
 
-    What the user did not type is absent from `flag_values`; numbers in it are numbers.
+    What the user did not type is absent from `flag_values`; numbers in it are numbers. With `environment` a flag that
+    is not typed is read from the variable that `variable_of` names.
     """
     flags = [
         *more,
@@ -195,6 +201,8 @@ def with_flags(
         flags += [*flags_of(SamplingParams, "Sampling"), *flags_of(StructuredOutputsParams, "Sampling")]
     wanted = set(server)
     flags += [flag for flag in flags_of(ServerConfig, "Server") if flag.name in wanted]
+    if environment:
+        flags = [replace(flag, variable=variable_of(flag)) for flag in flags]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         parameters = [
@@ -209,15 +217,30 @@ def with_flags(
                 flag_values["diffusion_config"] = config
             function(**arguments, flag_values=flag_values)
 
-        return with_log_level(_with_signature(command, function, [*parameters, *(flag.parameter() for flag in flags)]))
+        made = _with_signature(command, function, [*parameters, *(flag.parameter() for flag in flags)])
+        return with_log_level(made, "PACELINE_LOG_LEVEL" if environment else None)
 
     return decorate
 
 
-def with_log_level(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command: it takes --log-level too, which acts before it runs."""
+def variable_of(flag: Flag) -> str:
+    """The variable of the environment for a flag; none for keys, which `paceline.serving.read_keys` adds itself."""
+    return "" if flag.name in ("api_key", "admin_key") else f"PACELINE_{flag.typed[2:].replace('-', '_').upper()}"
+
+
+def with_log_level(function: Callable[..., None], variable: str | None = None) -> Callable[..., None]:
+    """Decorate a command: it takes --log-level too, which acts before it runs.
+
+    Args:
+        variable: of the environment, which is read where the flag is not typed.
+    """
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
-    level = inspect.Parameter("log_level", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=LogLevel)
+    help_text = "debug, info, warning or error."
+    option = typer.Option(
+        "--log-level", metavar="LEVEL", callback=_log_level, help=help_text, envvar=variable, show_envvar=False
+    )
+    kind = Annotated[str | None, option]
+    level = inspect.Parameter("log_level", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
     def command(log_level: str | None = None, **arguments: Any) -> None:
         function(**arguments)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from paceline.cli.config_files import use_config
 from paceline.cli.interrupts import raise_from_now_on
 from paceline.cli.options import engine_options, flags_of, open_llm, with_flags
 from paceline.cli.terminal import counted, log_json, say, set_log_level
@@ -28,38 +29,70 @@ MEMORY: Final = Path("/dev/shm")
 """Files in it are in memory, where the system has it."""
 
 
-@with_flags(sampling=False, diffusion=True, server=options_of(ServerConfig), more=flags_of(ReplicaConfig, "Replicas"))
+@with_flags(
+    sampling=False,
+    diffusion=True,
+    server=options_of(ServerConfig),
+    more=flags_of(ReplicaConfig, "Replicas"),
+    environment=True,
+)
 def command(
     *,
+    context: typer.Context,
     positional: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Folder or hub id; default: the bundled model.")
     ] = None,
     max_num_seqs: Annotated[
-        int, typer.Option("--max-num-seqs", help="Sequences that are decoded together.", rich_help_panel="Server")
+        int,
+        typer.Option(
+            "--max-num-seqs",
+            help="Sequences that are decoded together.",
+            rich_help_panel="Server",
+            envvar="PACELINE_MAX_NUM_SEQS",
+            show_envvar=False,
+        ),
     ] = 16,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="YAML with names of flags and their values.",
+            is_eager=True,
+            callback=use_config,
+            envvar="PACELINE_CONFIG",
+            show_envvar=False,
+        ),
+    ] = None,
     flag_values: dict[str, Any],
 ) -> None:
-    """Serve a model with OpenAI's and Anthropic's APIs."""
+    """Serve a model with OpenAI's and Anthropic's APIs.
+
+    A flag that is not typed is read from the environment, --max-waiting as PACELINE_MAX_WAITING, and then from the file
+    of --config.
+    """
     try:
         from paceline.serving import Server, read_keys
     except ImportError as error:
         raise ConfigError(f"`paceline serve` needs {error.name}; pip install 'paceline[serve]'") from None
 
-    if positional is not None and "model" in flag_values:
+    typed = context.get_parameter_source("model")
+    if positional is not None and typed is not None and typed.name == "COMMANDLINE":
         raise ConfigError("give the model as an argument or with --model, not both")
     flag_values |= {"model": positional} if positional is not None else {}
     flag_values |= {"max_num_seqs": max_num_seqs}
-    config, replica_config = _server_config(flag_values), _replica_config(flag_values)
-    server = Server(config)
+    server_config, replica_config = _server_config(flag_values), _replica_config(flag_values)
+    server = Server(server_config)
     set_log_level("info")
     log_json()
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    if config.host not in LOOPBACK and not any(read_keys(config)):
-        logger.warning("everybody who reaches %s may use this server: it has no --api-key", config.host)
+    reached = server_config.uds is None and server_config.host not in LOOPBACK
+    if reached and not any(read_keys(server_config)):
+        logger.warning("everybody who reaches %s may use this server: it has no --api-key", server_config.host)
     if replica_config is None:
-        code = _serve_one(server, flag_values, config)
+        code = _serve_one(server, flag_values, server_config)
     else:
-        code = _serve_replicas(server, flag_values, config, replica_config)
+        code = _serve_replicas(server, flag_values, server_config, replica_config)
     raise typer.Exit(code)
 
 
@@ -109,7 +142,8 @@ def _serve_one(server: Server, flag_values: dict[str, Any], config: ServerConfig
         app = create_app(AsyncLLM(llm), config)
         told.doing = "warming up"
         warm_up(llm)
-    say(f"Serving {config.served_model_name[0]} on {server.url}/v1, live page at {server.url}/ (Ctrl-C stops)")
+    where = f"{server.url}/v1, live page at {server.url}/" if config.uds is None else server.url
+    say(f"Serving {config.served_model_name[0]} on {where} (Ctrl-C stops)")
     code = server.run(app)
     llm.close()
     return code
@@ -142,7 +176,8 @@ def _serve_replicas(
             fleet = life.enter_context(ray_app.replicated(options, shared, replica_config))
             app = front_app(fleet, shared, shared_responses=not elsewhere)
         number = f"{counted(replica_config.replicas, 'replica')} of {counted(threads, 'thread')}"
-        say(f"Serving {config.served_model_name[0]} on {server.url}/v1 with {number} (Ctrl-C stops)")
+        where = f"{server.url}/v1" if config.uds is None else server.url
+        say(f"Serving {config.served_model_name[0]} on {where} with {number} (Ctrl-C stops)")
         return server.run(app)
 
 

@@ -20,6 +20,7 @@ from .sampling import SamplingParams as SamplingParams
 from .sampling import StructuredOutputsParams as StructuredOutputsParams
 from .sampling import processor_form as processor_form
 from .server import LOOPBACK as LOOPBACK
+from .server import KeyLimits as KeyLimits
 from .server import ServerConfig as ServerConfig
 from .speculative import ALL_DRAFTS as ALL_DRAFTS
 from .speculative import SHARED as SHARED

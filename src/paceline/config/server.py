@@ -9,7 +9,7 @@ from typing import Final
 
 from paceline.config.declared import check_options, documented, option
 from paceline.config.embedding import POOLINGS
-from paceline.utils import need, strings
+from paceline.utils import MAX_COUNT, need, strings
 
 TOOL_FORMATS: Final = (
     *("hermes", "mistral", "mistral_args", "llama3_json", "pythonic", "qwen3_coder", "openai", "glm45"),
@@ -37,12 +37,48 @@ def _check_host(name: str, value: object) -> None:
     need(isinstance(value, str) and value != "", name, "be an address", value)
 
 
+def _check_text(name: str, value: object) -> None:
+    need(isinstance(value, str), name, "be a text", value)
+
+
 def _check_path(name: str, value: object) -> None:
     need(value != "", name, "be a path; leave it out", value)
 
 
+def _check_root_path(name: str, value: object) -> None:
+    fine = isinstance(value, str) and re.fullmatch(r"(/[^/?#\s]+)*", value) is not None
+    need(fine, name, "be a path that begins with / and does not end with it", value)
+
+
 def _seconds(default: float, help: str) -> float:
     return option(default, help, low=0.0, rule="be above 0", open_low=True)
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class KeyLimits:
+    """What one key of a server may ask for, as a key file has it; None is no limit beside the server's own.
+
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    name: str = option("", doc="Whose key it is, for the log and for errors.", check=_check_text)
+    requests_per_minute: int | None = option(None, doc="Requests that may be sent in a minute.", low=1)
+    tokens_per_minute: int | None = option(None, doc="Tokens of prompts and answers together in a minute.", low=1)
+    max_tokens: int | None = option(None, doc="Maximum number of new tokens that a request may ask for.", low=1)
+    max_outputs: int | None = option(
+        None, doc="Maximum number of outputs, prompts times n, that run or wait at once.", low=1
+    )
+    max_running: int | None = option(
+        None, doc="Maximum number of outputs that are decoded at the same time; the others wait.", low=1
+    )
+    priority: int | None = option(
+        None, doc="Priority of requests that give none, and the lowest number that they may give.", low=-MAX_COUNT
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @documented
@@ -56,13 +92,26 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "Address to listen on.", check=_check_host)
     port: int = option(8000, "Port; 0 takes a free one. Default: 8000.", low=0, high=65535)
+    uds: str | None = option(
+        None, "Unix socket to listen on, in place of an address.", metavar="FILE", check=_check_path
+    )
+    ssl_certfile: str | None = option(None, "Certificate (chain) in PEM; serves HTTPS.", check=_check_path)
+    ssl_keyfile: str | None = option(None, "Its private key, where that is not in the same file.", check=_check_path)
+    ssl_ca_certs: str | None = option(
+        None, "Certificates in PEM; clients must show one that these have signed.", check=_check_path
+    )
+    root_path: str = option(
+        "", "Path under which a proxy shows the server, such as /llm.", metavar="PATH", check=_check_root_path
+    )
     served_model_name: Sequence[str] = option(
         (), "Name of the model in requests and answers; may be repeated.", check=_check_names
     )
     api_key: Sequence[str] = option(
         (), "Key that clients must give; may be repeated. Or PACELINE_API_KEY.", check=_check_names
     )
-    api_key_file: str | None = option(None, "File with one key a line.")
+    api_key_file: str | None = option(
+        None, "File with one key a line, or, as .yaml, .json or .toml, with the limits of each.", check=_check_path
+    )
     admin_key: Sequence[str] = option(
         (), "Key that shows everybody's requests on the live page; may be repeated. Or PACELINE_ADMIN_KEY.",
         check=_check_names,
@@ -141,5 +190,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        for name in ("ssl_keyfile", "ssl_ca_certs"):
+            fine = self.ssl_certfile is not None or getattr(self, name) is None
+            need(fine, name, "be given with ssl_certfile", getattr(self, name))
         for name in ("served_model_name", "api_key", "admin_key", "allowed_host", "allowed_origins"):
             vars(self)[name] = strings(name, getattr(self, name))

@@ -76,7 +76,7 @@ class DiffusionDriver:
         """See `Backend.open`."""
         with self._turns.turn():
             self._inboxes[request.id] = deque()
-            self._waiting.append(request.owner, request)
+            self._waiting.append(request.owner, request, request.priority)
 
     def step(self) -> None:
         """A round of the open request whose turn it is."""

@@ -9,6 +9,7 @@ none of their tokens."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
@@ -49,13 +50,15 @@ SHORTER, LONGER = 0.2, 0.05
 
 
 class FairQueue(Generic[T]):
-    """Things that wait, first come first served by owner; owners take turns.
+    """Things that wait: of an owner the lowest priority number first, and first come first served among equals. Owners
+    take turns.
 
     An exception that cuts in anywhere loses nothing, and other threads may look at any time.
     """
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[T]] = {}  # none is empty; who has had a turn goes to the end
+        # with their priorities; none is empty; who has had a turn goes to the end
+        self._lines: dict[str, deque[tuple[int, T]]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, list(self._lines.values())))
@@ -65,24 +68,26 @@ class FairQueue(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """All as they are now, by owner."""
-        return chain.from_iterable([list(line) for line in list(self._lines.values())])
+        return chain.from_iterable([[item for _, item in list(line)] for line in list(self._lines.values())])
 
     @property
     def owners(self) -> list[str]:
         """Those who wait, whose turn is next first."""
         return list(self._lines)
 
-    def append(self, owner: str, item: T) -> None:
-        """Stand in the owner's line."""
+    def append(self, owner: str, item: T, priority: int = 0) -> None:
+        """Stand in the owner's line, behind all whose priority number is as low or lower."""
         line = self._lines.get(owner)
         if line is None:
-            self._lines[owner] = deque([item])
+            self._lines[owner] = deque([(priority, item)])
+        elif line[-1][0] <= priority:
+            line.append((priority, item))
         else:
-            line.append(item)
+            line.insert(bisect_right(line, priority, key=_priority), (priority, item))
 
     def first(self, owner: str) -> T:
         """Whose turn is next of the owner's."""
-        return self._lines[owner][0]
+        return self._lines[owner][0][1]
 
     def pop(self, owner: str) -> T:
         """Take the first of the owner's; the owner's next turn is behind all others'."""
@@ -97,9 +102,13 @@ class FairQueue(Generic[T]):
 
     def remove(self, owner: str, item: T) -> None:
         """Take one that waits out of its line, if it is there."""
-        left = deque(waiting for waiting in self._lines.get(owner, ()) if waiting is not item)
+        left = deque(waiting for waiting in self._lines.get(owner, ()) if waiting[1] is not item)
         lines = {name: left if name == owner else line for name, line in self._lines.items()}
         self._lines = {name: line for name, line in lines.items() if line}
+
+
+def _priority(waiting: tuple[int, object]) -> int:
+    return waiting[0]
 
 
 class Decoded(NamedTuple):

@@ -36,6 +36,8 @@ class Request:
         streamed: somebody reads the text while it grows; else it is made at the end.
         park_at: an output that has so many tokens is parked (`Scheduler.resume`); None lets all go on.
         owner: who takes turns with others (`engine.fairness`).
+        priority: of the owner's requests that wait, the one with the lowest number begins first.
+        max_running: outputs of its owner, oldest first, that take part in a step; None is all.
         inputs: what it has beside its tokens.
     """
 
@@ -51,6 +53,8 @@ class Request:
     streamed: bool = True
     park_at: int | None = None
     owner: str = ""
+    priority: int = 0
+    max_running: int | None = None
     inputs: Inputs = NO_INPUTS
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     outputs: list[CompletionOutput] = field(default_factory=list)

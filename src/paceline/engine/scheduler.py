@@ -55,7 +55,7 @@ class Filling:
 
 
 class Scheduler:
-    """Admits requests up to `max_num_seqs` sequences, first come first served among those of an owner.
+    """Admits requests up to `max_num_seqs` sequences: of an owner by priority, then first come first served.
 
     Args:
         runner: opens the sequences' caches and fills them.
@@ -92,6 +92,7 @@ class Scheduler:
         self.absent = frozenset(token for token in range(runner.info.vocab_size) if token not in known)
         self.waiting = FairQueue[Request]()
         self.fairness = Shares()
+        self._limited = False  # there was a request with `max_running`
         self.due: Collection[str] = ()  # owners who go on in this step
         self.read = dict[str, int]()  # tokens of prompts in this step, by owner
         self.paused: list[Filling] = []
@@ -147,7 +148,8 @@ class Scheduler:
         request.metrics.arrival_time = request.metrics.arrival_time or perf_counter()
         if request.params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
-        self.waiting.append(request.owner, request)
+        self._limited = self._limited or request.max_running is not None
+        self.waiting.append(request.owner, request, request.priority)
 
     def _rules(self, request: Request) -> Rules:
         params, tokenizer = request.params, self.tokenizer
@@ -234,12 +236,13 @@ class Scheduler:
         """The running sequences that go on in this step: those of owners who are due, and of all who have as few, for
         whom a step takes hardly longer.
         """
+        running = _within_limits(self.running) if self._limited else self.running
         if not self.fairness.several:
-            return self.running
-        sizes = _counted(self.running)
+            return running
+        sizes = _counted(running)
         widest = max((sizes.get(owner, 0) for owner in self.due), default=0)
         going = {owner for owner, size in sizes.items() if owner in self.due or size <= widest}
-        return [sequence for sequence in self.running if sequence.request.owner in going]
+        return [sequence for sequence in running if sequence.request.owner in going]
 
     def count(
         self, batch: Sequence[DecodingSequence], chunks: Sequence[StreamChunk], reading: float, decoding: float
@@ -264,7 +267,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let in who has the least, as far as there is room, or others have more than that: of each owner first those
-        that made way, oldest first, then requests, first come first served.
+        that made way, oldest first, then requests, by priority and then first come first served.
         """
         while self.paused or self.waiting:
             paused = {waiting.first.request.owner: waiting for waiting in reversed(self.paused)}
@@ -474,6 +477,17 @@ class Scheduler:
                 self.prefixes.keep(sequence)
             self.runner.release(sequence.cache)
             sequence.drop_cache()
+
+
+def _within_limits(sequences: Sequence[DecodingSequence]) -> list[DecodingSequence]:
+    """The sequences of each owner that its requests let take part in a step, oldest first."""
+    chosen, counts = list[DecodingSequence](), dict[str, int]()
+    for sequence in sequences:
+        owner, most = sequence.request.owner, sequence.request.max_running
+        if most is None or counts.get(owner, 0) < most:
+            chosen.append(sequence)
+            counts[owner] = counts.get(owner, 0) + 1
+    return chosen
 
 
 def _counted(sequences: Sequence[DecodingSequence]) -> dict[str, int]:

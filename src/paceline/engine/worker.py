@@ -93,14 +93,14 @@ class DecodingWorker:
 
     def submit(self, mailbox: Mailbox) -> None:
         """Decode a request; its chunks go to its mailbox."""
-        self._do(mailbox.request.owner, lambda: self._begin(mailbox))
+        self._do(mailbox.request, lambda: self._begin(mailbox))
 
     def cancel(self, request: Request) -> None:
         """End a request before the next step; unknown and ended ones are ignored."""
         with self._wake:
             if self._closed:
                 return
-        self._do(request.owner, lambda: self._end(request.id))
+        self._do(request, lambda: self._end(request.id))
 
     def close(self) -> None:
         """End all requests with what they have, and the thread; a step that takes long is not waited for."""
@@ -110,11 +110,12 @@ class DecodingWorker:
         if thread is not None and thread is not current_thread():
             thread.join(PATIENCE)
 
-    def _do(self, owner: str, work: Callable[[], None]) -> None:
+    def _do(self, request: Request, work: Callable[[], None]) -> None:
+        """Let the thread do something for a request; what is done for one request keeps its order."""
         with self._wake:
             if self._closed:
                 raise RuntimeError("this AsyncLLM is closed; open a new one")
-            self._todo.append(owner, work)
+            self._todo.append(request.owner, work, request.priority)
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="paceline-engine", daemon=True)
                 self._thread.start()

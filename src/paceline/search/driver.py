@@ -164,7 +164,7 @@ class SearchDriver:
         request.metrics.num_prompt_tokens = len(request.prompt_ids)
         request.metrics.arrival_time = request.metrics.arrival_time or perf_counter()
         with self._turns.turn():
-            self._waiting.append(request.owner, _searched(request))
+            self._waiting.append(request.owner, _searched(request), request.priority)
 
     def step(self) -> None:
         """See `Backend.step`."""

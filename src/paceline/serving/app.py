@@ -33,7 +33,8 @@ from paceline.serving.entrance import Entrance, guarded
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
 from paceline.serving.jobs import JobFactory, PromptJob
-from paceline.serving.limits import HEALTH, LIVE, Slots, read_keys, read_text
+from paceline.serving.keys import NO_LIMITS, limits_by_owner, read_keys
+from paceline.serving.limits import HEALTH, LIVE, LOAD, PING, Slots, allowed_priority
 from paceline.serving.llama import LlamaRoutes
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
@@ -55,7 +56,7 @@ from paceline.serving.runs import RequestRun, json_response, large_response
 from paceline.serving.text_models import TextModels
 from paceline.serving.text_requests import TextService
 from paceline.serving.translation import Outgoing
-from paceline.utils import shortened
+from paceline.utils import read_text, shortened
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline.serving")
@@ -85,7 +86,8 @@ class Service:
     def __init__(self, model: AsyncLLM, names: Sequence[str], jobs: JobFactory, config: ServerConfig) -> None:
         self.model, self.names, self.jobs, self.config = model, list(names), jobs, config
         self.metrics = Metrics(model, self.names[0] if config.vllm_metrics else None)
-        self.slots, self.grammars, self.started = Slots(config), Grammars(), int(time.time())
+        self.limits = limits_by_owner(config)
+        self.slots, self.grammars, self.started = Slots(config, self.limits), Grammars(), int(time.time())
         self.store = ResponseStore(
             config.response_file, config.max_response_bytes, config.max_response_age, self.metrics.store_failed
         )
@@ -115,7 +117,9 @@ class Service:
         self.check_model(request.model)
         if request.stream_options is not None and not request.stream:
             raise ApiError("stream_options needs stream: true", param="stream_options")
-        owner = http.scope["owner"]
+        owner, facts = http.scope["owner"], http.scope["facts"]
+        limits = self.limits.get(owner, NO_LIMITS)
+        turns: Json = {"priority": allowed_priority(limits, request.priority), "max_running": limits.max_running}
         with ExitStack() as slot:
             slot.enter_context(self.slots.slot(owner, self.waiting))
             try:
@@ -125,13 +129,17 @@ class Service:
                     await self.grammars.check(bound, constrained_by(request))
                 if self.config.log_requests:
                     _log_prompts(owner, jobs, self.model.llm)
+                facts.use(sum(len(job.prompt.tokens) for job in jobs))
                 streams = await asyncio.to_thread(
-                    lambda: [self.model.stream(job.prompt, job.params, search=job.search, owner=owner) for job in jobs]
+                    lambda: [
+                        self.model.stream(job.prompt, job.params, search=job.search, owner=owner, **turns)
+                        for job in jobs
+                    ]
                 )
             except PacelineError as error:
                 raise named(error, request) from None
             run = RequestRun(
-                streams, request, reply, metrics=self.metrics, grammars=self.grammars, facts=http.scope["facts"],
+                streams, request, reply, metrics=self.metrics, grammars=self.grammars, facts=facts,
                 max_seconds=self.config.request_timeout,
             )  # fmt: skip
             outgoing: Outgoing = run if translated is None else translated(run)
@@ -311,11 +319,13 @@ class Routes:
             **dict.fromkeys(HEALTH, self.health),
             LIVE: self.live,
             "/version": self.version,
+            LOAD: self.load,
             "/metrics": self.metrics,
         }
         for method, routes in (("POST", posts), ("GET", gets)):
             for path, handler in routes.items():
                 app.add_api_route(path, handler, methods=[method], response_model=None, responses=ERRORS)
+        app.add_api_route(PING, self.health, methods=["POST"], response_model=None, responses=ERRORS)
         for path in (*HEALTH, LIVE):
             app.add_api_route(path, gets[path], methods=["HEAD"], response_model=None, include_in_schema=False)
 
@@ -401,6 +411,10 @@ class Routes:
     async def live(self) -> Response:
         closed = self._llm.closed
         return json_response({"status": "closed" if closed else "live"}, 503 if closed else 200)
+
+    async def load(self) -> Response:
+        """Answer with how many requests run or wait, as vLLM does."""
+        return json_response({"server_load": self._service.slots.running.total()})
 
     async def version(self) -> Response:
         return json_response({"version": __version__})

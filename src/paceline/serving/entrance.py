@@ -17,7 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.config import ServerConfig
 from paceline.serving.api_errors import MESSAGES, ApiError
-from paceline.serving.limits import HEALTH, LIVE, Guard, Keys, Origins, read_keys, refuse, reply
+from paceline.serving.keys import Keys, limits_by_owner, read_keys
+from paceline.serving.limits import HEALTH, LIVE, Guard, Origins, refuse, reply
+from paceline.serving.quotas import Quotas
 from paceline.serving.request_log import CLOSED, LogFields
 
 logger = logging.getLogger("paceline.serving")
@@ -34,7 +36,10 @@ AGAIN: Final = {"Retry-After": "5"}
 LAST: Final = {**AGAIN, "Connection": "close"}
 
 FACTS: Final = "paceline.facts"
-"""A message beside those of ASGI: what a replica knows of a request, for the log."""
+"""A message beside those of ASGI: what a replica knows of a request, for the log, and its tokens so far."""
+
+FACTS_SECONDS: Final = 0.5
+"""A replica sends it so often where the tokens of a key are limited: also who goes away has used what was decoded."""
 
 MOST_ERROR: Final = 16 * 1024
 """So many bytes of an error's body are looked at for the log."""
@@ -53,8 +58,10 @@ def guarded(app: ASGIApp, config: ServerConfig, refused: Callable[[int], None]) 
     Raises:
         ConfigError: a file of keys that cannot be read.
     """
-    guard = Guard(app, Keys(*read_keys(config)), config, refused)
-    return Entrance(Origins(guard, config.allowed_origins, refused), refused, texts=config.log_requests)
+    quotas = Quotas(app, limits_by_owner(config), refused)
+    guard = Guard(quotas, Keys(*read_keys(config)), config, refused)
+    origins = Origins(guard, config.allowed_origins, refused)
+    return Entrance(origins, refused, texts=config.log_requests, root_path=config.root_path)
 
 
 class Entrance:
@@ -63,12 +70,15 @@ class Entrance:
     Args:
         refused: told the status of what is not let in.
         texts: errors are logged with what they quote of a request.
+        root_path: that a proxy shows the server under; paths may begin with it.
     Attributes:
         draining: new requests are answered 503.
     """
 
-    def __init__(self, app: ASGIApp, refused: Callable[[int], None], *, texts: bool = False) -> None:
-        self._app, self._refused, self._texts = app, refused, texts
+    def __init__(
+        self, app: ASGIApp, refused: Callable[[int], None], *, texts: bool = False, root_path: str = ""
+    ) -> None:
+        self._app, self._refused, self._texts, self._root = app, refused, texts, root_path
         self._running: dict[_Exchange, asyncio.Task[Any]] = {}
         self.draining = False
 
@@ -76,9 +86,14 @@ class Entrance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._root:
+            scope["root_path"] = self._root
+            if scope["path"].startswith(f"{self._root}/"):  # behind a proxy that has not taken it off
+                scope["path"] = scope["path"].removeprefix(self._root)
         task, exchange = asyncio.current_task(), _Exchange(scope, send, texts=self._texts)
         assert task is not None
         self._running[exchange] = task
+        telling = asyncio.create_task(exchange.tell_facts()) if scope.get("metered") else None
         try:
             if self.draining and exchange.path not in OPEN_WHILE_DRAINING:
                 await self._turned_away(exchange)
@@ -90,6 +105,8 @@ class Entrance:
             task.uncancel()
             await exchange.end(exchange.why)
         finally:
+            if telling is not None:
+                telling.cancel()
             del self._running[exchange]
             exchange.log()
 
@@ -155,14 +172,24 @@ class _Exchange:
                 message["headers"] = [*message["headers"], (b"x-request-id", self._name.encode())]
         elif message["type"] == FACTS:
             self._facts.update(message["facts"])
+            self._facts.use(message["tokens"] - self._facts.tokens)
             return
         else:
             if self._status >= 400 and len(self._error) < MOST_ERROR:
                 self._error += message.get("body", b"")
             self._ended = not message.get("more_body", False)
             if self._ended and self._relayed:
-                await self._send({"type": FACTS, "facts": dict(self._facts)})
+                await self._send_facts()
         await self._send(message)
+
+    async def tell_facts(self) -> None:
+        """Tell the process before this one again and again what is known of the request, until this is cancelled."""
+        while True:
+            await asyncio.sleep(FACTS_SECONDS)
+            await self._send_facts()
+
+    async def _send_facts(self) -> None:
+        await self._send({"type": FACTS, "facts": dict(self._facts), "tokens": self._facts.tokens})
 
     async def end(self, error: ApiError) -> None:
         """Tell the client that there is no more; half an answer that is no stream is left without its end."""

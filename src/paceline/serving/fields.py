@@ -141,7 +141,6 @@ TABLE: Final = (
     ),
     Group((COMPLETIONS,), {"prompt_embeds": ()}, "give prompt", ignorable=False),
     Group(OPENAI, {"mm_processor_kwargs": ({},), "media_io_kwargs": ({},)}, "prompts are texts"),
-    Group(OPENAI, {"priority": (0,)}, "requests of a server are alike"),
     Group(
         OPENAI,
         {"kv_transfer_params": ({},), "ec_transfer_params": ({},), "vllm_xargs": ({},), "logits_processors": ([],)},

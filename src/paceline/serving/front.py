@@ -22,7 +22,7 @@ from paceline.config import ServerConfig
 from paceline.serving.api_errors import ApiError, internal_error
 from paceline.serving.bodies import LARGE, check_items
 from paceline.serving.entrance import COMPACT, FACTS, RESPONSES, STREAM, Entrance, error_event, guarded
-from paceline.serving.limits import HEALTH, LIVE, OPEN, Slots, refuse, reply
+from paceline.serving.limits import HEALTH, LIVE, LOAD, OPEN, Slots, refuse, reply
 from paceline.serving.metrics import Registry
 from paceline.serving.routing import Affinity, affinity_of
 
@@ -80,7 +80,7 @@ class Front:
 
     def __init__(self, fleet: Fleet, config: ServerConfig, counts: _Counts, *, shared_responses: bool) -> None:
         self._fleet, self._config, self._counts, self._shared = fleet, config, counts, shared_responses
-        self._slots = Slots(config)
+        self._slots = Slots(config, {})  # a replica counts outputs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -100,6 +100,8 @@ class Front:
             await self._metrics(plain, send)
         elif path == LIVE:
             await reply(send, 200, {"status": "live"})
+        elif path == LOAD:
+            await reply(send, 200, {"server_load": self._slots.running.total()})
         elif path in HEALTH:
             await self._pick(plain, send, (200,))
         elif path.startswith(f"{RESPONSES}/") and path != COMPACT:
@@ -115,6 +117,7 @@ class Front:
                     body = await asyncio.to_thread(_unstored, body)
                 read = asyncio.to_thread(affinity_of, owner, path, body) if len(body) > LARGE else None
                 affinity = affinity_of(owner, path, body) if read is None else await read
+                plain["metered"] = scope.get("metered", False)
                 await _until_gone(receive, self._relayed(plain, body, affinity, send))
 
     async def _relayed(self, scope: Json, body: bytes, affinity: Affinity, send: Send) -> None:

@@ -29,6 +29,7 @@ from paceline.serving.chat import (
     reasoning_of,
 )
 from paceline.serving.field_notes import NOTES
+from paceline.serving.keys import NO_LIMITS, limits_by_owner
 from paceline.serving.limits import tenant_of
 from paceline.serving.places import Places
 from paceline.serving.protocol import (
@@ -109,7 +110,7 @@ class JobFactory:
 
     def __init__(self, llm: LLM, config: ServerConfig, chat_template: str | None) -> None:
         self.workers, self._one_long, self._others = Workers(), Places(1), Places(ENCODERS)
-        self._llm, self._config, self._template = llm, config, chat_template
+        self._llm, self._config, self._template, self._limits = llm, config, chat_template, limits_by_owner(config)
         self.template_text = text = chat_template or llm.tokenizer.chat_template
         self.most_tokens = max(MOST_TOKENS, llm.backend.info.max_context)
         self._tool_format = FORMATS.get(config.tool_call_parser or format_of(text) or "")
@@ -146,7 +147,8 @@ class JobFactory:
         if request.echo and request.logprobs is not None:
             more["prompt_logprobs"] = request.logprobs
         hidden = request.max_tokens == 0
-        params = self._params(request, request.max_tokens or (1 if hidden else 16), more)
+        usual = min(16, self._most_new(owner) or 16)
+        params = self._params(request, owner, 1 if hidden else request.max_tokens or usual, more)
         search, branches = search_of(request, params, self._config)
         self._check_prediction(request.prediction)
         both = [self._encoded(prompt, request) for prompt in prompts]
@@ -182,7 +184,7 @@ class JobFactory:
             more["skip_special_tokens"] = [index for text, index in self._special.items() if text not in marks]
 
         def made() -> PromptJob:
-            params = self._params(request, most, more, text)
+            params = self._params(request, owner, most, more, text)
             self._check_prediction(request.prediction)
             (prompt,) = self._read(request, owner, [tokens])
             search, branches = search_of(request, params, self._config)
@@ -338,12 +340,20 @@ class JobFactory:
         if (length := sum(map(len, texts))) > LONG:
             raise ApiError(f"{name} must be at most {LONG} characters long, got {length}", param=name)
 
-    def _params(self, request: DecodingRequest, max_tokens: int | None, more: Json, prompt: str = "") -> SamplingParams:
-        """Return the sampling parameters of a request, within the limits of the server."""
+    def _most_new(self, owner: str) -> int | None:
+        """Return how many new tokens an output may have, by the server's limit and the key's; None for any number."""
+        limits = (self._config.max_request_tokens, self._limits.get(owner, NO_LIMITS).max_tokens)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _params(
+        self, request: DecodingRequest, owner: str, max_tokens: int | None, more: Json, prompt: str = ""
+    ) -> SamplingParams:
+        """Return the sampling parameters of a request, within the limits of the server and of its owner."""
+        most_new = self._most_new(owner)
         fields = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
         for name, value, most in (
             ("n", fields.get("n"), self._config.max_n),
-            ("max_tokens", max_tokens, self._config.max_request_tokens),
+            ("max_tokens", max_tokens, most_new),
         ):
             if value is not None and most is not None and value > most:
                 why = f"{name} must be at most {most}, got {value}"
@@ -357,14 +367,14 @@ class JobFactory:
             bound = self._constraints.of(request, prompt, opened=self._thinking(request, prompt))
             params = self._llm.default_sampling_params(
                 **fields,
-                max_tokens=max_tokens if max_tokens is not None else self._config.max_request_tokens,
+                max_tokens=max_tokens if max_tokens is not None else most_new,
                 **({} if bound is None else {"structured_outputs": bound}),
             )
         except PacelineError as error:
             raise named(error, request) from None
-        most, think = self._config.max_request_tokens, ThinkParams.parse(params.think)
-        if think is not None and most is not None and think.max_tokens > most:
-            raise ApiError(f"think max_tokens must be at most {most}, got {think.max_tokens}", param="think")
+        think = ThinkParams.parse(params.think)
+        if think is not None and most_new is not None and think.max_tokens > most_new:
+            raise ApiError(f"think max_tokens must be at most {most_new}, got {think.max_tokens}", param="think")
         return params
 
 

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import json
-import os
 import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.config import LOOPBACK, ServerConfig
-from paceline.errors import ConfigError
+from paceline.config import LOOPBACK, KeyLimits, ServerConfig
 from paceline.serving.api_errors import ApiError
+from paceline.serving.keys import NO_LIMITS, Keys
 from paceline.utils import shortened
 
 PAGE_FILES: Final = ("page.css", "page.js", "explain.css", "tree.js")
@@ -30,8 +27,14 @@ PAGE_FILES: Final = ("page.css", "page.js", "explain.css", "tree.js")
 LIVE: Final = "/health/live"
 """Answered 200 as long as the process can answer."""
 
-HEALTH: Final = ("/health", "/health/ready", "/v1/health")
+PING: Final = "/ping"
+"""SageMaker asks this, with GET; vLLM takes POST, too."""
+
+HEALTH: Final = ("/health", "/health/ready", "/v1/health", PING)
 """Answered 200 while requests are."""
+
+LOAD: Final = "/load"
+"""Answered with how many requests run or wait."""
 
 FILES: Final = "/v1/files"
 """Files are uploaded to this route, as forms."""
@@ -39,74 +42,17 @@ FILES: Final = "/v1/files"
 OPEN: Final = (*HEALTH, LIVE, "/", *(f"/static/{name}" for name in PAGE_FILES))
 """These routes need no key."""
 
-ADMIN: Final = "admin"
-"""It owns what the administrator's keys ask for."""
+EXPOSED: Final = ", ".join([
+    "x-request-id", "x-ignored-fields", "retry-after",
+    *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
+]).encode()  # fmt: skip
+"""Pages of other origins may read these headers of an answer."""
 
 FORM_BYTES: Final = 2**16
 """So many bytes may a form have beside its file."""
 
 LATER: Final = {"Retry-After": "1"}
 """Answers 429 have this header."""
-
-
-def read_keys(config: ServerConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the keys of clients and of administrators: of the configuration, of its files with one a line, and of
-    PACELINE_API_KEY and PACELINE_ADMIN_KEY.
-
-    Raises:
-        ConfigError: a file that cannot be read, or a key that is of both kinds.
-    """
-    clients = _keys("api_key", config.api_key, config.api_key_file)
-    admins = _keys("admin_key", config.admin_key, config.admin_key_file)
-    if set(clients) & set(admins):
-        raise ConfigError("admin_key must be another one than each api_key")
-    return clients, admins
-
-
-def _keys(name: str, keys: Sequence[str], file: str | None) -> tuple[str, ...]:
-    lines = [] if file is None else read_text(f"{name}_file", file).splitlines()
-    candidates = [*keys, *lines, os.environ.get(f"PACELINE_{name.upper()}", "")]
-    return tuple(dict.fromkeys(key.strip() for key in candidates if key.strip()))
-
-
-def read_text(name: str, file: str) -> str:
-    """Read the text of a file that field `name` gives.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name} must be a text file that can be read, got {file!r} ({error})") from None
-
-
-class Keys:
-    """Says who may use the server.
-
-    Args:
-        keys, admins: of clients and of administrators; none at all lets everybody in.
-    """
-
-    def __init__(self, keys: Sequence[str], admins: Sequence[str] = ()) -> None:
-        hashes = (hashlib.sha256(key.encode()).digest() for key in keys)
-        self._owners = [(digest, f"key-{digest.hex()[:32]}") for digest in hashes]
-        self._owners += [(hashlib.sha256(key.encode()).digest(), ADMIN) for key in admins]
-
-    def __bool__(self) -> bool:
-        return bool(self._owners)
-
-    def owner(self, authorization: str) -> str | None:
-        """Return a name of the key in a header `Bearer KEY`, found in constant time; None for a wrong one.
-
-        The name stays when keys are added or change places: what is stored for it outlives the server.
-        """
-        scheme, _, key = authorization.partition(" ")
-        digest, name = hashlib.sha256(key.strip().encode("latin-1")).digest(), None  # the bytes that were sent
-        for known, owner in self._owners:
-            if hmac.compare_digest(digest, known):
-                name = owner
-        return name if scheme.lower() == "bearer" else None
 
 
 class Hosts:
@@ -179,8 +125,11 @@ def _shared(send: Send, origin: str) -> Send:
 
     async def told(message: Message) -> None:
         if message["type"] == "http.response.start":
-            more = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin"),
-                    (b"access-control-expose-headers", b"x-request-id, x-ignored-fields, retry-after")]  # fmt: skip
+            more = [
+                (b"access-control-allow-origin", origin.encode("latin-1")),
+                (b"vary", b"origin"),
+                (b"access-control-expose-headers", EXPOSED),
+            ]
             message["headers"] = [*message["headers"], *more]
         await send(message)
 
@@ -235,7 +184,7 @@ class Guard:
                 raise ApiError("a valid API key is needed in the header Authorization: Bearer KEY, or x-api-key: KEY",
                                status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
             scope["owner"] = owner
-        if scope["method"] == "POST":
+        if scope["method"] == "POST" and scope["path"] != PING:
             kind = headers.get("content-type", "").split(";")[0].strip().lower()
             wanted = "multipart/form-data" if _uploads(scope) else "application/json"
             if kind != wanted:
@@ -303,12 +252,15 @@ async def reply(send: Send, status: int, told: dict[str, Any] | None, headers: M
 class Slots:
     """Counts how many requests and outputs run or wait, in all and for each key, and lets no more in than may be.
 
+    Args:
+        limits: of owners that have some of their own.
     Attributes:
         running: requests by owner. outputs: likewise, of their prompts and of each `n`, or branches of their searches.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
-        self._config, self.running, self.outputs = config, Counter[str](), Counter[str]()
+    def __init__(self, config: ServerConfig, limits: Mapping[str, KeyLimits]) -> None:
+        self._config, self._limits = config, limits
+        self.running, self.outputs = Counter[str](), Counter[str]()
 
     @contextmanager
     def slot(self, owner: str, waiting: int) -> Iterator[None]:
@@ -339,6 +291,8 @@ class Slots:
             ApiError: 429; 400 for more than a key may ever have.
         """
         most = self._config.max_outputs_per_key
+        if (own := self._limits.get(owner, NO_LIMITS).max_outputs) is not None:
+            most = min(most, own)
         if outputs > most:
             what = "outputs (prompts times n, or branches of searches)"
             raise ApiError(f"a request may have at most {most} {what}, got {outputs}", param="n")
@@ -358,6 +312,22 @@ def _counted(counts: Counter[str], owner: str, number: int) -> Iterator[None]:
         counts[owner] -= number
         if not counts[owner]:
             del counts[owner]
+
+
+def allowed_priority(limits: KeyLimits, asked: int | None) -> int:
+    """Return the priority of a request: what it asks for, or, for nothing or 0, that of its key.
+
+    Raises:
+        ApiError: it asks for a lower number, which would begin earlier, than its key's.
+    """
+    first = limits.priority
+    if asked is None or first is None:
+        return asked or first or 0
+    if asked == 0:  # which clients send that mean nothing by it
+        return max(first, 0)
+    if asked < first:
+        raise ApiError(f"priority must be at least {first} with this key, got {asked}", param="priority")
+    return asked
 
 
 def tenant_of(owner: str, *salts: str | None) -> str | None:

@@ -213,6 +213,7 @@ class Watch:
         before = self._last.get(chunk.index)
         self._last[chunk.index] = now
         self._metrics.tokens.inc(count)
+        self._facts.use(count)
         if before is None:
             self._metrics.first.observe(now - self.start)
             self._facts.begun()

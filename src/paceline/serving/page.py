@@ -22,7 +22,8 @@ from paceline.async_llm import AsyncLLM
 from paceline.config import LOOPBACK, ServerConfig
 from paceline.engine import Engine, StepRecord
 from paceline.explain import PAGES, plain_step
-from paceline.serving.limits import ADMIN, PAGE_FILES, Slots, owner_of, read_keys
+from paceline.serving.keys import ADMIN, read_keys
+from paceline.serving.limits import PAGE_FILES, Slots, owner_of
 from paceline.serving.runs import json_response
 from paceline.tree import PROBE, Verdict
 from paceline.version import __version__

@@ -25,6 +25,7 @@ from paceline.serving.api_errors import ApiError
 from paceline.serving.field_errors import UNSUPPORTED, Path, explained, path_of
 from paceline.serving.field_notes import NOTES
 from paceline.serving.fields import CHAT, COMPLETIONS, FieldError, settle
+from paceline.utils import MAX_COUNT
 
 SAMPLING: Final = (
     "n",
@@ -211,6 +212,7 @@ class Sampled(Body):
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
     speculative_config: str | Annotated[list[str], QUICK] | dict[str, Any] | None = None
+    priority: Annotated[int, Field(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
     search: str | dict[str, Any] | None = None
     return_token_ids: bool | None = None
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = None

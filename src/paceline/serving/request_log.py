@@ -30,6 +30,8 @@ class LogFields(dict[str, Any]):
         texts: messages of errors are told as they are, with what they quote of a request.
     """
 
+    _used = 0  # tokens while it runs
+
     def __init__(self, *, texts: bool = False, **fields: Any) -> None:
         super().__init__(fields)
         self.start, self.texts = perf_counter(), texts
@@ -40,6 +42,16 @@ class LogFields(dict[str, Any]):
     def seconds(self) -> float:
         """Return how long ago the request came."""
         return round(perf_counter() - self.start, 4)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens of its prompts and answers have been read and decoded so far."""
+        counted: int = self.get("prompt_tokens", 0) + self.get("completion_tokens", 0)
+        return max(self._used, counted)
+
+    def use(self, tokens: int) -> None:
+        """Count tokens of a prompt that is about to be read, or that were decoded."""
+        self._used += tokens
 
     def begun(self) -> None:
         """Note that the first token has come, unless it had before."""

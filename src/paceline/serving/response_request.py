@@ -31,7 +31,7 @@ SAME: Final = (
     *("model", "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls", "user"),
     *("prompt_cache_key", "safety_identifier", "top_k", "min_p", "repetition_penalty", "logit_bias"),
     *("seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "cache_salt", "chat_template_kwargs", "prediction"),
-    *("structured_outputs", "speculative_config", "canvas", "think"),
+    *("structured_outputs", "speculative_config", "canvas", "think", "priority"),
 )
 """These fields go to the chat as they are."""
 
@@ -176,6 +176,7 @@ class ResponseRequest(Body):
     speculative_config: Any = None
     canvas: Any = None
     think: Any = None
+    priority: Any = None
 
     @property
     def stored(self) -> bool:

@@ -7,9 +7,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import ssl
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any, Final, Literal
@@ -151,30 +153,24 @@ class _Stopping(uvicorn.Server):
 
 
 class Server:
-    """Serves an application on one address.
+    """Serves an application on one address, or on a Unix socket.
 
     Attributes:
         socket: bound to it.
         url: where it is.
     Raises:
-        ConfigError: the address cannot be bound.
+        ConfigError: the address cannot be bound, or the certificate cannot be used.
     """
 
     def __init__(self, config: ServerConfig) -> None:
+        _check_certificate(config)
         self._config, self._seconds = config, config.receive_timeout
-        host, kind = config.host, socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        self.socket = socket.socket(kind, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # for which asyncio sends at once
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # cuts off clients that take nothing of their answers
-            most = min(int(1000 * self._seconds), 2**31 - 1)
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most)
-        try:
-            self.socket.bind((host, config.port))
-        except (OSError, OverflowError) as error:
-            self.socket.close()
-            why = f"cannot listen on {host} port {config.port} ({error}); choose another --host or --port"
-            raise ConfigError(why) from None
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}"
+        self.socket = _tcp_socket(config) if config.uds is None else _unix_socket(config.uds)
+        scheme, host = "http" if config.ssl_certfile is None else "https", config.host
+        if config.uds is None:
+            self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}"
+        else:
+            self.url = f"{scheme}+unix:{config.uds}"
 
     @contextmanager
     def not_ready(self) -> Iterator[NotReady]:
@@ -199,6 +195,8 @@ class Server:
         """
         server = self.prepared(app)
         server.run(sockets=[self.socket])
+        if self._config.uds is not None:
+            Path(self._config.uds).unlink(missing_ok=True)
         return server.code
 
     def prepared(self, app: Entrance) -> _Stopping:
@@ -217,4 +215,75 @@ class Server:
             server_header=False,
             timeout_graceful_shutdown=LINGER,
             h11_max_incomplete_event_size=64 * 1024,
+            ssl_certfile=self._config.ssl_certfile,
+            ssl_keyfile=self._config.ssl_keyfile,
+            ssl_ca_certs=self._config.ssl_ca_certs,
+            ssl_cert_reqs=ssl.CERT_NONE if self._config.ssl_ca_certs is None else ssl.CERT_REQUIRED,
         )
+
+
+def _tcp_socket(config: ServerConfig) -> socket.socket:
+    """Return a socket that is bound to the address.
+
+    Raises:
+        ConfigError: it cannot be bound.
+    """
+    host, kind = config.host, socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    bound = socket.socket(kind, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # for which asyncio sends at once
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # cuts off clients that take nothing of their answers
+        most = min(int(1000 * config.receive_timeout), 2**31 - 1)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most)
+    try:
+        bound.bind((host, config.port))
+    except (OSError, OverflowError) as error:
+        bound.close()
+        why = f"cannot listen on {host} port {config.port} ({error}); choose another --host or --port"
+        raise ConfigError(why) from None
+    return bound
+
+
+def _unix_socket(file: str) -> socket.socket:
+    """Return a Unix socket that is bound to a file. One that a server has left behind there makes way, if nobody
+    listens on it.
+
+    Raises:
+        ConfigError: it cannot be bound, or another server listens there.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigError("uds is not available on this system; give host and port")
+    if Path(file).is_socket() and not _is_listened_on(file):
+        Path(file).unlink()
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(file)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"cannot listen on the Unix socket {file} ({error}); choose another --uds") from None
+    return bound
+
+
+def _is_listened_on(file: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        return client.connect_ex(file) == 0
+
+
+def _check_certificate(config: ServerConfig) -> None:
+    """Try out the files of TLS.
+
+    Raises:
+        ConfigError: one that cannot be used.
+    """
+    if config.ssl_certfile is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except OSError as error:  # which errors of ssl are, too
+        files = " and ".join(filter(None, (config.ssl_certfile, config.ssl_keyfile)))
+        raise ConfigError(f"ssl_certfile must be a certificate with its key, got {files} ({error})") from None
+    try:
+        if config.ssl_ca_certs is not None:
+            context.load_verify_locations(config.ssl_ca_certs)
+    except OSError as error:
+        raise ConfigError(f"ssl_ca_certs must be certificates, got {config.ssl_ca_certs} ({error})") from None

@@ -19,6 +19,9 @@ from .prompt_files import Workload as Workload
 from .prompt_files import read_prompts as read_prompts
 from .ray_cluster import local_ray as local_ray
 from .ray_cluster import need_ray as need_ray
+from .settings_files import is_settings as is_settings
+from .settings_files import read_settings as read_settings
+from .settings_files import read_text as read_text
 from .stats import ENOUGH as ENOUGH
 from .stats import Estimate as Estimate
 from .stats import FloatArray as FloatArray
