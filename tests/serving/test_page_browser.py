@@ -105,7 +105,7 @@ def test_a_chat_is_coloured_by_drafter_and_no_text_is_markup(tab: Any, keyed: Li
     assert (len(tab.query_selector_all("#log .drafted")) > 0) is (drafted > 0)
     tab.wait_for_selector("#tree svg")
     tab.wait_for_selector("#plan li")
-    assert re.search(r"ngram drafts \d+ tokens? ahead from repeated text", tab.inner_text("#plan"))
+    assert re.search(r"ngram draft(s|ed) \d+ tokens? ahead from repeated text", tab.inner_text("#plan"))
     tab.click("#own-words summary")
     tab.wait_for_selector("#words li")
     assert tab.inner_text("#outcome")
@@ -135,6 +135,23 @@ def test_an_answer_is_the_same_however_it_streams(tab: Any, keyed: Live) -> None
     assert "<h3>Title</h3>" in found[-1]
     assert '<ol start="1"><li>a</li><li>b<ul><li>c</li></ul></li></ol>' in found[-1]
     assert found == [found[-1]] * 4
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_the_end_of_a_conversation_stays_in_view_where_its_place_shrinks(tab: Any, keyed: Live, end: bool) -> None:
+    """The control has scrolled up, and stays there."""
+    enter(tab)
+    answer(tab, "one\n\ntwo\n\n" * 40, 100)
+    frames = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    tab.evaluate("(end) => { const log = at('log'); log.scrollTop = end ? log.scrollHeight : 10; }", end)
+    tab.evaluate(frames)
+    tab.evaluate("() => { const log = at('log'); log.style.minHeight = '0'; log.style.flex = '0 0 200px'; }")
+    tab.evaluate(frames)
+    assert tab.evaluate("at('log').clientHeight") < 201
+    if end:
+        assert tab.evaluate("nearEnd(at('log'))")
+    else:
+        assert tab.evaluate("at('log').scrollTop") == 10
 
 
 def test_answers_and_code_are_copied(browser: Any, keyed: Live) -> None:

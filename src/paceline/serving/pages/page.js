@@ -251,12 +251,13 @@ function savedWords() {
 
 // The plan
 
-// What a drafter does lately; null where it is not asked, or has nothing that it could look in.
-function planLine(name, rates) {
+// What a drafter does lately, or did before it was `paused`; null where it was not asked, or has nothing that it could look in.
+function planLine(name, rates, paused) {
   const [from, none] = SOURCES[name] || [], source = from ? ` from ${from}` : "", who = html("b", {}, name);
   if (rates.used.recent() >= 0.005) {
     const ahead = Math.max(1, Math.round(rates.ahead.recent()));
-    return [who, ` drafts ${plural(ahead, "token")} ahead${source}, in ${percent(rates.used.recent())} of the steps; ${percent(rates.accepted.recent())} of them are right.`];
+    const [drafts, are] = paused ? ["drafted", "were"] : ["drafts", "are"];
+    return [who, ` ${drafts} ${plural(ahead, "token")} ahead${source}, in ${percent(rates.used.recent())} of the steps; ${percent(rates.accepted.recent())} of them ${are} right.`];
   }
   if (!(rates.asked.recent() >= 0.1)) return null;
   if (rates.found.recent() > 0) return [who, ` finds drafts${source}, but checking them would cost more than they would bring.`];
@@ -268,7 +269,7 @@ function planLines() {
   if (!(speed.recent() > 0)) return [["Nothing was decoded yet while this page looked."]];
   const lines = [], said = state.words && !state.words.includes("last token") ? /^Nothing is drafted.*/m.exec(state.words) : null;
   if (said) lines.push([said[0]]);
-  const told = [...byDrafter].map(([name, rates]) => [name, planLine(name, rates)]), resting = told.filter(([, line]) => !line).map(([name]) => name);
+  const told = [...byDrafter].map(([name, rates]) => [name, planLine(name, rates, Boolean(said))]), resting = told.filter(([, line]) => !line).map(([name]) => name);
   lines.push(...told.map(([, line]) => line).filter(Boolean));
   if (resting.length) lines.push([html("b", {}, resting.join(", ")), resting.length > 1 ? " rest at present." : " rests at present."]);
   if (checkCost.recent() > 0) lines.push([`A step that checks drafts takes as long as ${checkCost.recent().toFixed(1)} plain steps and gives ${checkTokens.recent().toFixed(1)} tokens; a plain one gives 1.`]);
@@ -379,6 +380,15 @@ async function look() {
 
 let conversation = [], running = null;
 
+const nearEnd = (log) => log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+
+// Keeps the end of the conversation in view where its height changes with what stands beside it.
+function followEnd(log) {
+  let follows = true;
+  log.addEventListener("scroll", () => { follows = nearEnd(log); });
+  new ResizeObserver(() => { if (follows) log.scrollTop = log.scrollHeight; }).observe(log);
+}
+
 // An answer as it streams, as Markdown, each piece coloured by its drafter. `text` is what may still change: from the beginning of the last
 // block on; the blocks before it stay as they are drawn. Old pieces lose their colour, and at last are dropped.
 class Answer {
@@ -394,7 +404,7 @@ class Answer {
   }
 
   draw() {
-    const began = performance.now(), near = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 60;
+    const began = performance.now(), near = nearEnd(this.log);
     this.drawn = false;
     for (const { text, drafter } of this.waiting.splice(0)) this.push(shown(text), drafter);
     const blocks = (chats ? markdownBlocks : plainBlocks)(this.text, (from, to) => this.coloured(from, to));
@@ -620,4 +630,5 @@ function listen() {
 
 startTheme();
 listen();
+followEnd(at("log"));
 look();
