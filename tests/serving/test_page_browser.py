@@ -137,6 +137,20 @@ def test_an_answer_is_the_same_however_it_streams(tab: Any, keyed: Live) -> None
     assert found == [found[-1]] * 4
 
 
+def test_a_continuation_is_text_and_no_markdown(tab: Any, keyed: Live) -> None:
+    """Of models that do not chat; the control is the same text of one that does."""
+    enter(tab)
+    lines = ["# a", "", "**b**", "  c"]
+    tab.evaluate("() => { clearTimeout(timer); chats = false; }")  # which the next state would set back
+    answer(tab, "\n".join(lines), 3)
+    found = tab.evaluate("[...document.querySelectorAll('.answer .plain')].map((one) => one.textContent)")
+    assert [line.strip("\u200b") for line in found] == lines
+    assert tab.query_selector("#log h3") is None
+    tab.evaluate("() => { chats = true; }")
+    answer(tab, "\n".join(lines), 3)
+    assert tab.inner_text("#log h3") == "a"
+
+
 @pytest.mark.parametrize("end", [True, False])
 def test_the_end_of_a_conversation_stays_in_view_where_its_place_shrinks(tab: Any, keyed: Live, end: bool) -> None:
     """The control has scrolled up, and stays there."""
