@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +28,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, repository = self.path.partition("?")[0], self.server.repository
-        file = self.server.folder / path.rpartition("/")[2]
+        file = self.server.folder / re.sub(r"^.*/resolve/[^/]*/", "", path)
         if path.startswith(f"/api/models/{repository}"):
             self.answer(json.dumps(self.server.listing(tree="/tree/" in path)).encode(), "application/json")
         elif path.startswith(f"/{repository}/resolve/") and file.is_file():
@@ -58,7 +59,8 @@ class HubServer(ThreadingHTTPServer):
         self.repository, self.folder, self.stuck = repository, folder, stuck
 
     def listing(self, *, tree: bool) -> Any:
-        files = [(file.name, file.stat().st_size) for file in self.folder.iterdir()]
+        every = [file for file in sorted(self.folder.rglob("*")) if file.is_file()]
+        files = [(file.relative_to(self.folder).as_posix(), file.stat().st_size) for file in every]
         if tree:
             return [{"type": "file", "path": name, "size": size, "oid": "0" * 40} for name, size in files]
         siblings = [{"rfilename": name, "size": size} for name, size in files]

@@ -194,3 +194,60 @@ def test_a_diffusion_model_serves_one_request_after_the_other() -> None:
 
     together, alone = run(two())
     assert together == alone
+
+
+ROLLED = SamplingParams(temperature=0.9, seed=7, n=2, max_tokens=24)
+
+
+def test_rollouts_are_those_of_llm_and_go_on_beside_requests() -> None:
+    wanted = [one for result in llm().generate(PROMPTS, ROLLED) for one in result.outputs]
+
+    async def together() -> tuple[list[Any], list[Any]]:
+        model = AsyncLLM(llm())
+        async with model.rollouts(PROMPTS, ROLLED, segment_tokens=5, pool_size=4) as pool:
+
+            async def rolled() -> list[Any]:
+                return [one async for one in pool]
+
+            found, beside = await asyncio.gather(rolled(), last(model, PROMPTS[0], PARAMS[0]))
+            assert pool.done
+            assert not pool.unfinished
+        return sorted(found, key=lambda one: (one.prompt_index, one.index)), beside
+
+    found, beside = run(together())
+    assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
+    assert max(len(one.segments) for one in found) > 2
+    assert beside == wanted_alone()
+    other = llm().generate(PROMPTS, SamplingParams(temperature=0.9, seed=8, n=2, max_tokens=24))
+    assert [one.token_ids for result in other for one in result.outputs] != [one.token_ids for one in wanted]
+
+
+def wanted_alone() -> list[Any]:
+    return seen(llm().generate(PROMPTS[0], PARAMS[0])[0])
+
+
+def test_a_cancelled_step_of_rollouts_goes_on_and_a_closed_pool_gives_everything_back() -> None:
+    async def work() -> None:
+        model = AsyncLLM(llm())
+        pool = model.rollouts(PROMPTS[:2], SamplingParams(temperature=0.9, seed=7, max_tokens=60), segment_tokens=30)
+        task = asyncio.create_task(pool.step())
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await pool.update_policy()
+        assert pool.policy_version == 1
+        ended = [one async for one in pool]
+        plain = llm().generate(PROMPTS[:2], SamplingParams(temperature=0.9, seed=7, max_tokens=60))
+        assert sorted(one.token_ids for one in ended) == sorted(one.outputs[0].token_ids for one in plain)
+        endless = model.rollouts(PROMPTS, SamplingParams(max_tokens=500, ignore_eos=True), segment_tokens=4)
+        assert await endless.step() == []
+        assert llm().engine.scheduler.parked
+        await endless.close()
+        assert not llm().engine.scheduler.parked
+        with pytest.raises(ConfigError, match="closed"):
+            await endless.step()
+        with pytest.raises(ConfigError, match="segment_tokens"):
+            model.rollouts(PROMPTS, segment_tokens=0)
+
+    run(work())

@@ -465,7 +465,7 @@ def test_a_closed_stream_of_any_kind_leaves_nothing_behind(llm: LLM, kind: Reque
 
 
 def test_names_of_transformers_are_translated_in_the_message() -> None:
-    with pytest.raises(PacelineError, match=r"'num_beams' \(beam search is not available\), 'max_new_tokens'"):
+    with pytest.raises(PacelineError, match=r"'num_beams' \(give search='beam' to generate\), 'max_new_tokens'"):
         SamplingParams(num_beams=4, max_new_tokens=20)
 
 

@@ -147,7 +147,9 @@ IDLE_CALLS: Final[Mapping[str, tuple[Any, ...]]] = dict.fromkeys(
 ATTRIBUTES: Final[Mapping[str, str]] = {
     "llm_engine": "see config, runner.info and engine",
     "model_config": "see config and runner.info",
-    **dict.fromkeys(("encode", "embed", "classify", "reward", "score"), "models generate text here"),
+    "encode": "call embed(texts)",
+    **dict.fromkeys(("classify", "reward"), "models generate text here"),
+    "score": "models generate text here; a server ranks texts with --rerank-model",
     **dict.fromkeys(("sleep", "wake_up", "shutdown"), "close() frees the memory"),
     **dict.fromkeys(("collective_rpc", "apply_model"), "the model is runner, in this process"),
     **dict.fromkeys(("start_profile", "stop_profile"), "use a profiler of PyTorch around generate"),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from paceline.config import SamplingParams
+from paceline.config import EmbeddingParams, SamplingParams
 from paceline.engine import (
+    AsyncRolloutPool,
     Backend,
     DecodingWorker,
+    EmbeddingRequestOutput,
     Mailbox,
     OutputAssembly,
     Prompt,
@@ -23,6 +27,7 @@ from paceline.engine import (
 )
 from paceline.errors import ConfigError
 from paceline.llm import LLM
+from paceline.search import GivenSearch
 
 logger = logging.getLogger("paceline")
 
@@ -50,28 +55,37 @@ class AsyncLLM:
         self._workers: dict[int, DecodingWorker] = {}
 
     def stream(
-        self, prompt: Prompt | ReadPrompt, sampling_params: SamplingParams | None = None, *, owner: str = ""
+        self,
+        prompt: Prompt | ReadPrompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        search: GivenSearch | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[StreamChunk]:
         """What each step adds to one prompt's outputs; `chunk.output` is live and may be ahead of its chunk.
 
         Args:
-            prompt, sampling_params: as in `LLM.request`.
+            prompt, sampling_params: as in `LLM.request`. search: as in `LLM.stream`.
             owner: whose request it is. Owners take turns, and each gets its share of the engine's time.
         Raises:
             PromptError, ConfigError: at once, before anything runs.
         """
-        request, backend = self.llm.request(prompt, sampling_params)
+        request, backend = self.llm.request(prompt, sampling_params, search)
         request.owner = owner
         return self._chunks(request, backend)
 
-    def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncGenerator[RequestOutput]:
+    def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, search: GivenSearch | None = None
+    ) -> AsyncGenerator[RequestOutput]:
         """One prompt's outputs after each step, as `sampling_params.output_kind` says: all so far, what is new, or once
         at the end.
 
+        Args:
+            search: as in `LLM.stream`.
         Raises:
             PromptError, ConfigError: at once, before anything runs.
         """
-        request, backend = self.llm.request(prompt, sampling_params)
+        request, backend = self.llm.request(prompt, sampling_params, search)
         return self._assembled(request, backend)
 
     def chat(
@@ -79,6 +93,7 @@ class AsyncLLM:
         messages: Sequence[Mapping[str, Any]],
         sampling_params: SamplingParams | None = None,
         *,
+        search: GivenSearch | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         allow_special_tokens: bool = False,
         **template: Any,
@@ -87,13 +102,67 @@ class AsyncLLM:
 
         Args:
             messages: dicts with "role" and "content".
-            chat_template_kwargs, allow_special_tokens, template: as in `LLM.chat`.
+            search: as in `LLM.stream`. chat_template_kwargs, allow_special_tokens, template: as in `LLM.chat`.
         Raises:
             ConfigError, PromptError: at once, before anything runs.
         """
         names = {**template, **(chat_template_kwargs or {}), "allow_special_tokens": allow_special_tokens}
         text, tokens = self.llm.tokenizer.encode_chat(messages, **names)
-        return self._assembled(*self.llm.request(ReadPrompt(text, tokens, []), sampling_params))
+        return self._assembled(*self.llm.request(ReadPrompt(text, tokens, []), sampling_params, search))
+
+    def rollouts(
+        self,
+        prompts: Iterable[Prompt],
+        sampling_params: SamplingParams | None = None,
+        *,
+        segment_tokens: int,
+        pool_size: int | None = None,
+    ) -> AsyncRolloutPool:
+        """Samples for training, decoded in segments beside other requests: see `LLM.rollouts` and `AsyncRolloutPool`.
+
+        Args:
+            prompts: taken on a thread as places get free.
+            sampling_params, segment_tokens, pool_size: as in `LLM.rollouts`.
+        Raises:
+            ConfigError, CapabilityError: as there.
+        """
+        return AsyncRolloutPool(
+            self.llm.rollouts(prompts, sampling_params, segment_tokens=segment_tokens, pool_size=pool_size)
+        )
+
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "last",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The embedding of each text, as `LLM.embed` gives it.
+
+        Passes over texts and steps of decoding take turns, and so do calls, of which one at a time has a long text in
+        memory. One that is cancelled ends before its next pass.
+
+        Raises:
+            PromptError, ConfigError, CapabilityError: before anything runs.
+        """
+        params = EmbeddingParams(
+            pooling=pooling, normalize=normalize, dimensions=dimensions, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        run = await asyncio.to_thread(self.llm.embedding_run, prompts, params)
+        loop = asyncio.get_running_loop()
+        try:
+            while not run.ended:
+                await loop.run_in_executor(self._embedder, run.read_on)
+        finally:
+            run.close()
+        return run.results()
+
+    @cached_property
+    def _embedder(self) -> ThreadPoolExecutor:
+        """One thread, so that texts never have two turns of the model for one of the decoding thread's."""
+        return ThreadPoolExecutor(1, "paceline-embedding")
 
     async def _chunks(self, request: Request, backend: Backend) -> AsyncGenerator[StreamChunk]:
         worker, mailbox = self._worker(backend), Mailbox(request)
@@ -138,6 +207,8 @@ class AsyncLLM:
         """End all requests with what they have, and let go of the model."""
         for worker in self._workers.values():
             worker.close()
+        if "_embedder" in vars(self):
+            self._embedder.shutdown(wait=False)
         self.llm.close()
 
     async def __aenter__(self) -> Self:

@@ -26,10 +26,12 @@ from paceline.checkpoints import (
     read_config,
     resolve,
 )
-from paceline.config import EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
+from paceline.config import EmbeddingParams, EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion import DiffusionDriver, DiffusionEngine, check_kind
 from paceline.engine import (
     Backend,
+    EmbeddingRequestOutput,
+    EmbeddingRun,
     Engine,
     EngineDriver,
     Prompt,
@@ -44,6 +46,7 @@ from paceline.engine import (
     one_prompt,
     params_for,
     read_prompt,
+    readable,
     shaped,
     truncated,
 )
@@ -51,8 +54,15 @@ from paceline.errors import CapabilityError, ConfigError
 from paceline.models import load_runner
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
-from paceline.search import BeamSearchOutput, BeamSearchParams, SearchConfig, run_searches
-from paceline.utils import Advance, choice, clear_calls, integer, need, request_bar
+from paceline.search import (
+    BeamSearchOutput,
+    BeamSearchParams,
+    GivenSearch,
+    SearchConfig,
+    SearchDriver,
+    SearchRequest,
+)
+from paceline.utils import choice, clear_calls, integer, need, request_bar
 
 logger = logging.getLogger("paceline")
 
@@ -111,6 +121,7 @@ class LLM(metaclass=Named):
     closed = False
     backend: Backend
     diffusion: DiffusionEngine | None = None
+    _searching: SearchDriver | None = None  # of models that can be searched with
     _predicting: Backend | None = None  # beside a profile that reads no predictions
     _told_of_prediction = False  # that one was ignored
 
@@ -277,7 +288,13 @@ class LLM(metaclass=Named):
         self.engine = Engine(
             parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids, models=self.models
         )
-        self.backend = EngineDriver(self.engine, self._turns)
+        self.backend = driver = EngineDriver(self.engine, self._turns)
+        self._searching = SearchDriver(driver, self._turns, self.models)
+
+    @property
+    def backends(self) -> list[Backend]:
+        """All that decode with this model, the ordinary one first."""
+        return [one for one in (self.backend, self._predicting, self._searching) if one is not None]
 
     def with_speculative_config(self, speculative_config: GivenConfig) -> LLM:
         """The same loaded model under another speculative_config: another engine around the same weights."""
@@ -294,7 +311,7 @@ class LLM(metaclass=Named):
         use_tqdm: bool | Callable[..., Any] | None = None,
         *,
         lora_request: None = None,
-        search: Mapping[str, Any] | str | None = None,
+        search: GivenSearch | Sequence[GivenSearch] | None = None,
     ) -> list[RequestOutput]:
         """Decode all prompts to their ends; results in the order of the prompts.
 
@@ -307,8 +324,8 @@ class LLM(metaclass=Named):
                 called in the place of tqdm.
             lora_request: vLLM's; must be None (an adapter is merged into the weights, `lora`).
             search: a method of search, or a dict with its options: {"method": "beam", "beam_width": 4}
-                (`paceline.search.SearchConfig`). The best `n` texts of each prompt are its outputs, each with a score;
-                nothing is drafted. None decodes token by token.
+                (`paceline.search.SearchConfig`); one for all prompts, or a list with one each. The best `n` texts of
+                each prompt are its outputs, each with a score; nothing is drafted. None decodes token by token.
         Raises:
             PromptError, ConfigError: before anything runs.
         """
@@ -322,17 +339,18 @@ class LLM(metaclass=Named):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool | Callable[..., Any] | None,
         lora_request: object,
-        search: Mapping[str, Any] | str | None,
+        search: GivenSearch | Sequence[GivenSearch] | None,
     ) -> list[RequestOutput]:
         rule = "be None: an adapter is merged into the weights, with LLM(model, lora=FOLDER)"
         need(lora_request is None, "lora_request", rule, lora_request)
         fine = use_tqdm is None or isinstance(use_tqdm, bool) or callable(use_tqdm)
         need(fine, "use_tqdm", "be True, False, None or what takes the place of tqdm", use_tqdm)
         params = self._params(sampling_params, len(prompts))
-        requests = [self._request(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
-        run = self._backend_for(requests).run if search is None else self._searching(search, params)
+        searches = self._searches(search, params)
+        requests = [self._request(*each) for each in zip(prompts, params, searches, strict=True)]
+        backend = self._backend_for(requests)
         with request_bar(len(requests), use_tqdm) as advance:
-            run(requests, advance)
+            backend.run(requests, advance)
         results = [request.result() for request in requests]
         if failed := [one.error for result in results for one in result.outputs if one.error is not None]:
             logger.warning(
@@ -343,22 +361,22 @@ class LLM(metaclass=Named):
             )
         return results
 
-    def _searching(
-        self, given: Mapping[str, Any] | str, params: Sequence[SamplingParams]
-    ) -> Callable[[Sequence[Request], Advance | None], None]:
-        """What decodes requests with these parameters by a search."""
+    def _searches(
+        self, given: GivenSearch | Sequence[GivenSearch] | None, params: Sequence[SamplingParams]
+    ) -> list[SearchConfig] | list[None]:
+        """The search of each request with these parameters; of a list, one each."""
+        if given is None:
+            return [None] * len(params)
         self._must_draft("search")
-        config = SearchConfig.parse(given)
-        for one in params:
+        if isinstance(given, Mapping | str | SearchConfig):
+            configs = [SearchConfig.parse(given)] * len(params)
+        else:
+            rule = f"be one for all or one per prompt ({len(params)})"
+            need(isinstance(given, Sequence) and len(given) == len(params), "search", rule, given)
+            configs = [SearchConfig.parse(one) for one in given]
+        for config, one in zip(configs, params, strict=True):
             config.check(one)
-
-        def run(requests: Sequence[Request], advance: Advance | None) -> None:
-            searches = [config.open() for _ in requests]
-            run_searches(
-                self.engine, self._turns, requests, searches, budget=config.budget, models=self.models, advance=advance
-            )
-
-        return run
+        return configs
 
     def beam_search(
         self,
@@ -434,7 +452,7 @@ class LLM(metaclass=Named):
         lora_request: None = None,
         chat_template_content_format: str = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        search: Mapping[str, Any] | str | None = None,
+        search: GivenSearch | Sequence[GivenSearch] | None = None,
         allow_special_tokens: bool = False,
         **template: Any,
     ) -> list[RequestOutput]:
@@ -465,28 +483,102 @@ class LLM(metaclass=Named):
         prompts = [ReadPrompt(*self.tokenizer.encode_chat(talk, **names), []) for talk in talks]
         return self._run(prompts, sampling_params, use_tqdm, lora_request, search)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "last",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The embedding of each text: the model's states behind the final norm, pooled; in the order of the prompts.
+
+        Texts are read beside running requests, a pass of at most `max_num_batched_tokens` at a time.
+
+        Args:
+            prompts: one or many, as in `generate`.
+            pooling: "last", the state of a text's last token, or "mean" of all its tokens.
+            normalize: make each embedding's length 1.
+            dimensions: keep so many first numbers, and normalise these; None keeps all.
+            truncate_prompt_tokens: read the last so many tokens of a text; -1 is as many as the model takes; None
+                rejects texts that are longer than that.
+            use_tqdm: as in `generate`.
+        Returns:
+            Outputs in vLLM's form: the numbers are `output.outputs.embedding`.
+        Raises:
+            PromptError, ConfigError: before anything runs.
+            CapabilityError: a diffusion language model, or one whose states cannot be had.
+        """
+        fine = use_tqdm is None or isinstance(use_tqdm, bool) or callable(use_tqdm)
+        need(fine, "use_tqdm", "be True, False, None or what takes the place of tqdm", use_tqdm)
+        params = EmbeddingParams(
+            pooling=pooling, normalize=normalize, dimensions=dimensions, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        run = self.embedding_run(prompts, params)
+        try:
+            with request_bar(run.count, use_tqdm) as advance:
+                while not run.ended:
+                    self._must_be_open()
+                    run.step()
+                    if advance is not None:
+                        advance(run.done, run.tokens_read)
+        finally:
+            run.close()
+        return run.results()
+
+    def embedding_run(self, prompts: Prompt | Sequence[Prompt], params: EmbeddingParams) -> EmbeddingRun:
+        """Texts that are ready to be embedded, a pass of the model at a time; close it in any case.
+
+        Raises:
+            PromptError, ConfigError, CapabilityError: as `embed`.
+        """
+        self._must_draft("embed")
+        info = self.backend.info
+        read = [read_prompt(item, self.tokenizer.encode) for item in as_list(prompts)]
+        return EmbeddingRun(
+            self.runner,
+            self._turns,
+            [readable(one, params, info.max_context, info.vocab_size) for one in read],
+            params,
+            most_tokens=self.config.max_num_batched_tokens,
+            most_texts=self.config.max_num_seqs,
+            name=f"embedding-{next(self._count)}",
+        )
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, search: GivenSearch | None = None
+    ) -> Generator[StreamChunk]:
         """Decode one prompt and yield what each step adds.
 
         Closing the iterator, or forgetting it, cancels the request.
+
+        Args:
+            search: as in `generate`. What all texts that are still in question begin with comes as soon as the method
+                can tell, as the beginning of the best one; all else at the end.
         """
-        request, backend = self.request(prompt, sampling_params)
+        request, backend = self.request(prompt, sampling_params, search)
         return shaped(backend.stream(request), request.params.output_kind)
 
     def request(
-        self, prompt: Prompt | ReadPrompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt | ReadPrompt,
+        sampling_params: SamplingParams | None = None,
+        search: GivenSearch | None = None,
     ) -> tuple[Request, Backend]:
         """A request, checked and not begun, and what decodes it.
 
         Args:
-            prompt: as in `stream`, or one that was read already.
+            prompt: as in `stream`, or one that was read already. search: as in `generate`.
         Raises:
             PromptError, ConfigError: it cannot be decoded.
         """
         self._must_be_open()
         (params,) = self._params(sampling_params, 1)
+        (config,) = self._searches(search, [params])
         read = prompt if isinstance(prompt, ReadPrompt) else read_prompt(one_prompt(prompt), self.tokenizer.encode)
-        request = self._request(read, params)
+        request = self._request(read, params, config)
         backend = self._backend_for([request])
         backend.check(request)
         return request, backend
@@ -533,12 +625,11 @@ class LLM(metaclass=Named):
         if self.closed:
             return
         self.closed = True
-        for backend in (self.backend, self._predicting):
-            if backend is not None:
-                self._turns.soon(backend.close)
+        for backend in self.backends:
+            self._turns.soon(backend.close)
         for name in OF_THE_MODEL:
             vars(self).pop(name, None)
-        self.diffusion = self._predicting = None
+        self.diffusion = self._predicting = self._searching = None
 
     if not TYPE_CHECKING:  # a type checker shall go on to find what is not there
 
@@ -572,8 +663,10 @@ class LLM(metaclass=Named):
     def _backend_for(self, requests: Sequence[Request]) -> Backend:
         """Who decodes these together. A profile is the machine's choice and was made without predictions: where its
         methods read none, requests with some are drafted for from these alone. Methods that the user chose are used as
-        they are.
+        they are. Requests with a search are all of one call.
         """
+        if self._searching is not None and any(isinstance(request, SearchRequest) for request in requests):
+            return self._searching
         if not any(request.prediction for request in requests) or not self.backend.can_draft:
             return self.backend
         if "prediction" in self.drafter_methods:
@@ -591,7 +684,7 @@ class LLM(metaclass=Named):
             logger.warning("a prediction is ignored, since %s (said once)", why)
         return self.backend
 
-    def _request(self, read: ReadPrompt, params: SamplingParams) -> Request:
+    def _request(self, read: ReadPrompt, params: SamplingParams, search: SearchConfig | None = None) -> Request:
         params = copy(params)
         self.backend.check_params(params, read.drafts)
         info, serial, context = self.backend.info, next(self._count), self.backend.context_for(read.inputs)
@@ -609,8 +702,10 @@ class LLM(metaclass=Named):
             rope_border=info.rope_border,
         )
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
-        more = read.tenant, read.prediction, read.drafts
-        return Request(f"request-{serial}", read.text, tokens, params, seed, room, *more, inputs=read.inputs)
+        given = f"request-{serial}", read.text, tokens, params, seed, room, read.tenant, read.prediction, read.drafts
+        if search is None:
+            return Request(*given, inputs=read.inputs)
+        return SearchRequest(*given, inputs=read.inputs, search=search.open(), budget=search.budget)
 
 
 def _absent(owner: str, name: str) -> str:

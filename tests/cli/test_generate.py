@@ -282,6 +282,22 @@ def test_a_finished_line_is_not_ended_twice_on_a_terminal(monkeypatch: pytest.Mo
     assert terminal.getvalue() == "a\n"
 
 
+def test_what_a_search_finds_is_printed_as_it_comes_and_as_json(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = (PROMPT, "--search", '{"method": "beam", "beam_width": 2}', "--temperature", 0, "--max-tokens", 40, *FAST)
+    whole = json.loads(run("generate", *asked, "--json").out)
+    pieces, show = list[str](), StreamPrinter.show
+    monkeypatch.setattr(
+        StreamPrinter, "show", lambda self, found, *more: (pieces.append(str(found)), show(self, found, *more))
+    )
+    assert run("generate", *asked).out == whole["text"] + "\n"
+    assert len([piece for piece in pieces if piece not in ("()", "[]")]) > 2
+    both = run("generate", *asked, "--n", 2).out
+    assert both.startswith(f"--- 1 of 2, score {whole['score']:.3f} ---\n{whole['text']}")
+    tree = run("generate", *asked, "--tree").out
+    assert tree.startswith("the prompt")
+    assert tree.endswith(whole["text"] + "\n")
+
+
 def test_a_search_takes_no_drafters(run: Command) -> None:
     found = run("generate", PROMPT, "--search", "beam", "-s", "ngram", *FAST)
     assert (found.code, found.err) == (2, "paceline: --search drafts nothing; leave --speculative-config out\n")

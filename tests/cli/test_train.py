@@ -146,7 +146,7 @@ class ShiftTrainer(NextTokenTrainer):
         self.shift = nn.Parameter(torch.zeros(rows.shape[1]))
 
     @classmethod
-    def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[Trainer, TargetView]:
+    def init(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[Trainer, TargetView]:
         view = TargetView(llm.runner, (), vocabulary, keep_bytes=config.feature_cache_bytes)
         return cls(view.rows), view
 

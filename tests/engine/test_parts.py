@@ -15,12 +15,12 @@ from toy_parts import ForgetfulHash, HybridReference, HybridRunner, ReplayedHash
 
 from paceline.assembly import build_parts
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
-from paceline.engine import Engine, Request, Turns
+from paceline.engine import Engine, EngineDriver, Request, Turns
 from paceline.engine.plain_loop import decode_plainly
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import DecodingSequence
 from paceline.errors import CapabilityError
-from paceline.search import SearchConfig, run_searches
+from paceline.search import SearchConfig, SearchDriver, SearchRequest
 
 PROMPTS = [tiny_tokens(size, seed=size) for size in (3, 20, 37)]
 LENGTH = 16
@@ -111,10 +111,11 @@ def test_a_draft_model_must_take_tokens_back(wanted: list[list[list[int]]]) -> N
 
 
 def test_searches_which_take_tokens_back_are_rejected() -> None:
-    request, config = Request("a", None, PROMPTS[0], GREEDY, 7, LENGTH), SearchConfig.parse("beam")
+    request = SearchRequest("a", None, PROMPTS[0], GREEDY, 7, LENGTH, search=SearchConfig.parse("beam").open())
 
     def search(runner: Any) -> None:
-        run_searches(engine(runner), Turns(), [request], [config.open()], budget=config.budget, models=None)  # type: ignore[arg-type]
+        turns = Turns()
+        SearchDriver(EngineDriver(engine(runner), turns), turns, models=None).run([request])  # type: ignore[arg-type]
 
     with pytest.raises(CapabilityError, match="search needs a model that can take back tokens that it has read; tiny"):
         search(HybridRunner())

@@ -497,7 +497,7 @@ def test_the_documentation_has_them_all() -> None:
     }
     for table in NOTHING.values():
         assert not {name for name in table if f"`{name}`" not in page} - own
-    assert "| `length_penalty` | chat, completions | null, 1.0 | beam search is not available |" in page
+    assert "| `length_penalty` | chat, completions | null, 1.0 | give search, as" in page
     assert "understood as structured\\_outputs.regex" in page
 
 

@@ -28,6 +28,7 @@ from .hub import BUNDLED_FOLDER as BUNDLED_FOLDER
 from .hub import check_names as check_names
 from .hub import read_config as read_config
 from .hub import resolve as resolve
+from .hub import resolve_encoder as resolve_encoder
 from .lora import AdaptedCheckpoint as AdaptedCheckpoint
 from .lora import is_adapter as is_adapter
 from .lora import write_adapter as write_adapter

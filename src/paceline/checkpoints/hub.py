@@ -2,7 +2,8 @@
 rejected with an error that names them.
 
 Downloads go through huggingface_hub, which keeps its cache, honours HF_HUB_OFFLINE, HF_HOME and HF_TOKEN, and is asked
-only for configuration, safetensors, tokenizer and generation files at the top of the repository.
+only for configuration, safetensors, tokenizer and generation files at the top of the repository, and for the
+configuration of an encoder's modules.
 """
 
 from __future__ import annotations
@@ -151,6 +152,28 @@ def _download(name: str, revision: str | None, code: bool) -> Path:
         )
     except Exception as error:  # HTTP, cache and validation errors of several libraries
         raise _explain(error, name, revision) from error
+
+
+def resolve_encoder(model: str | Path) -> Path:
+    """The local folder of an encoder, as `resolve` gives it, with the `config.json` of each module that
+    sentence-transformers keeps in a folder of its own (1_Pooling).
+
+    Raises:
+        CheckpointError, ConfigError: as `resolve`.
+    """
+    folder = resolve(model)
+    if folder.is_dir() and not Path(model).expanduser().is_dir() and not str(model).startswith(BUNDLED_PREFIX):
+        _download_modules(str(model))
+    return folder
+
+
+def _download_modules(name: str) -> None:
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(name, allow_patterns=["[0-9]_*/config.json"])
+    except Exception as error:  # HTTP, cache and validation errors of several libraries
+        raise _explain(error, name, None) from error
 
 
 def _download_gguf(name: str, revision: str | None, file: str) -> Path:

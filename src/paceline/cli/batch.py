@@ -42,6 +42,8 @@ SERVER = (
     "max_n",
     "max_prompts",
     "max_request_tokens",
+    "enable_search_programs",
+    "max_search_tokens",
     "request_timeout",
 )
 """Options of `paceline serve` that say what requests may hold and how they are answered."""
@@ -308,7 +310,8 @@ def _server_config(flag_values: dict[str, Any]) -> ServerConfig:
     options = {name: flag_values.pop(name) for name in SERVER if name in flag_values}
     options = {"served_model_name": [str(flag_values.get("model", "bundled"))], "request_timeout": DAY, **options}
     most = MAX_COUNT
-    return ServerConfig(max_waiting=most, max_streams_per_key=most, max_outputs_per_key=most, **options)
+    unlimited: dict[str, Any] = dict.fromkeys(("max_waiting", "max_streams_per_key", "max_outputs_per_key"), most)
+    return ServerConfig(enable_search=True, **unlimited, **options)
 
 
 def _loaded(options: dict[str, Any], config: ServerConfig) -> tuple[httpx.AsyncClient, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.conversation import Conversation, Ended
+from paceline.cli.conversation import Ended, TerminalConversation
 from paceline.cli.figures import loading
 from paceline.cli.generate import finish, print_stream
 from paceline.cli.interrupts import GoesOn
@@ -50,7 +50,7 @@ def command(
     params = sampling_params(flag_values, llm)
     if params.n > 1:
         raise ConfigError(f"n must be 1 in a conversation, got {params.n}")
-    talk = Conversation(system or "", loading(perf_counter() - start), llm.backend.info.max_context)
+    talk = TerminalConversation(system or "", loading(perf_counter() - start), llm.backend.info.max_context)
     if is_terminal():
         name = flag_values.get("model", "the bundled model")
         remark(f"{name}: /help lists commands, Ctrl-C stops an answer, Ctrl-D ends")
@@ -63,7 +63,7 @@ def command(
         editor.close()
 
 
-def _turn(llm: LLM, talk: Conversation, params: SamplingParams, editor: LineEditor) -> bool:
+def _turn(llm: LLM, talk: TerminalConversation, params: SamplingParams, editor: LineEditor) -> bool:
     """Read a line and do what it says; whether there may be another. At a terminal Ctrl-C ends a line, not the chat."""
     try:
         return _done(llm, talk, params, editor)
@@ -77,7 +77,7 @@ def _turn(llm: LLM, talk: Conversation, params: SamplingParams, editor: LineEdit
         return True
 
 
-def _done(llm: LLM, talk: Conversation, params: SamplingParams, editor: LineEditor) -> bool:
+def _done(llm: LLM, talk: TerminalConversation, params: SamplingParams, editor: LineEditor) -> bool:
     """The same.
 
     Raises:
@@ -98,7 +98,7 @@ def _done(llm: LLM, talk: Conversation, params: SamplingParams, editor: LineEdit
     return True
 
 
-def _answer(llm: LLM, talk: Conversation, params: SamplingParams) -> None:
+def _answer(llm: LLM, talk: TerminalConversation, params: SamplingParams) -> None:
     """Answer the last message; a conversation that has become too long starts over with it.
 
     At a terminal errors are told, and Ctrl-C ends the answer, while the conversation goes on with what was written.
@@ -121,7 +121,7 @@ def _answer(llm: LLM, talk: Conversation, params: SamplingParams) -> None:
         remark("stopped; the conversation goes on")
 
 
-def _printed(llm: LLM, talk: Conversation, params: SamplingParams) -> tuple[RequestOutput | None, bool]:
+def _printed(llm: LLM, talk: TerminalConversation, params: SamplingParams) -> tuple[RequestOutput | None, bool]:
     try:
         output, stopped = print_stream(_stream(llm, talk, params))
     except PromptError as error:
@@ -134,5 +134,5 @@ def _printed(llm: LLM, talk: Conversation, params: SamplingParams) -> tuple[Requ
     return output, stopped
 
 
-def _stream(llm: LLM, talk: Conversation, params: SamplingParams) -> Generator[StreamChunk]:
+def _stream(llm: LLM, talk: TerminalConversation, params: SamplingParams) -> Generator[StreamChunk]:
     return llm.stream({"prompt_token_ids": llm.chat_ids(talk.messages)}, params)

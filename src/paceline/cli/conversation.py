@@ -31,7 +31,7 @@ class Ended(Exception):  # noqa: N818 - not an error
 
 
 @dataclass(slots=True)
-class Conversation:
+class TerminalConversation:
     """What was said so far.
 
     Attributes:

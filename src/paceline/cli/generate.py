@@ -100,9 +100,8 @@ def command(
         raise ConfigError("--logprobs and --prompt-logprobs are not available in streamed text; add --json")
     what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
     if search is not None:
-        how = unsafely(search) if unsafe_execution else search
-        (result,) = llm.generate({**what, "prediction": expected}, params, use_tqdm=False, search=how)
-        show_search(llm, result, as_json, show_tree)
+        chunks = llm.stream({**what, "prediction": expected}, params, search=searching(search, unsafe_execution))
+        finish(_as_json(chunks) if as_json else show_search(llm, chunks, params.n, show_tree))
         return
     chunks = llm.stream({**what, "prediction": expected}, params)
     if "max_tokens" in flag_values:
@@ -130,34 +129,60 @@ def check_search(
         raise ConfigError("--search drafts nothing; leave --speculative-config out")
 
 
-def unsafely(search: str) -> dict[str, Any]:
-    """A search that runs programs without a sandbox."""
+def searching(search: str, unsafe_execution: bool) -> dict[str, Any] | str:
+    """The search that was typed, which runs programs without a sandbox where that was asked for."""
+    if not unsafe_execution:
+        return search
     read: Any = json_value("search", search) if search.lstrip().startswith("{") else {"method": search}
     return {**read, "unsafe_execution": True}
 
 
-def show_search(llm: LLM, result: RequestOutput, as_json: bool, show_tree: bool) -> None:
-    """Print what a search has found, best first."""
-    if as_json:
-        print(json.dumps(result.to_dict()))
-        result.raise_for_error()
-        return
-    result.raise_for_error()
-    if show_tree:
-        draw_tree(llm, result)
-    printer = StreamPrinter()
-    for output in result.outputs:
-        if len(result.outputs) > 1:
-            printer.heading(f"--- {output.index + 1} of {len(result.outputs)}, score {output.score:.3f} ---")
-        printer.show([(output.text, None)])
-        printer.end()
-    metrics = result.search
+def show_search(llm: LLM, chunks: Generator[StreamChunk], count: int, show_tree: bool) -> RequestOutput | None:
+    """Print what a search finds, best first: a single text as it comes, as far as the method can tell; several texts,
+    or one below its tree, at the end.
+    """
+    printer, last = StreamPrinter(), None
+    if count == 1 and not show_tree:
+        last, stopped = print_stream(chunks, printer)
+        if stopped:
+            raise typer.Exit(130)
+    else:
+        last = _at_end(chunks)
+    if last is None or last.outputs[0].error is not None:
+        return last
+    if count > 1 or show_tree:
+        _print_found(llm, last, printer, show_tree=show_tree)
+    metrics = last.search
     if printer.console.is_terminal and metrics is not None:
         ended = "; its budget ended it" if metrics.budget_spent else ""
         remark(
             f"{metrics.method}: {metrics.num_tokens} tokens in {metrics.num_passes} passes, {metrics.seconds:.1f} s"
             f"{ended}"
         )
+    return last
+
+
+def _at_end(chunks: Generator[StreamChunk]) -> RequestOutput | None:
+    """The output of a stream; Ctrl-C ends it with exit code 130."""
+    last: RequestOutput | None = None
+    try:
+        for chunk in chunks:
+            last = chunk.output
+    except KeyboardInterrupt:
+        chunks.close()
+        raise typer.Exit(130) from None
+    return last
+
+
+def _print_found(llm: LLM, result: RequestOutput, printer: StreamPrinter, *, show_tree: bool) -> None:
+    """Print the texts that a search has found, under headings where there are several."""
+    if show_tree:
+        draw_tree(llm, result)
+    for output in result.outputs:
+        if len(result.outputs) > 1:
+            printer.heading(f"--- {output.index + 1} of {len(result.outputs)}, score {output.score:.3f} ---")
+        printer.show([(output.text, None)])
+        printer.end()
 
 
 def draw_tree(llm: LLM, result: RequestOutput) -> None:

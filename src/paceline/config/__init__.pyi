@@ -5,6 +5,7 @@ from .declared import check_options as check_options
 from .declared import documented as documented
 from .declared import option as option
 from .declared import options_of as options_of
+from .embedding import EmbeddingParams as EmbeddingParams
 from .engine import DTYPES as DTYPES
 from .engine import NOT_QUANTIZED as NOT_QUANTIZED
 from .engine import QUANTIZATIONS as QUANTIZATIONS

@@ -47,7 +47,7 @@ LogitsProcessor = Callable[..., Any]
 """
 
 
-NO_BEAMS: Final = "beam search is not available"
+BEAMS: Final = "give search='beam' to generate"
 ELSEWHERE: Final = {
     "max_new_tokens": "max_tokens",
     "max_length": "max_tokens",
@@ -62,7 +62,7 @@ ELSEWHERE: Final = {
     "negative_prompt_ids": 'steering={"method": "cfg", "negative_prompt": ...}',
     "dola_layers": 'steering={"method": "dola", "layers": ...}',
     "no_repeat_ngram_size": "logits_processors=[NoRepeatNGramLogitsProcessor(...)]",
-    **dict.fromkeys(("num_beams", "use_beam_search", "length_penalty", "early_stopping"), NO_BEAMS),
+    **dict.fromkeys(("num_beams", "use_beam_search", "length_penalty", "early_stopping"), BEAMS),
     "best_of": "n outputs are returned as they are drawn",
     "guided_decoding": "structured_outputs",
     "guided_json": 'structured_outputs={"json": ...}',

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from paceline.config.declared import check_options, documented, option
+from paceline.config.embedding import POOLINGS
 from paceline.utils import need, strings
 
 TOOL_FORMATS: Final = (
@@ -89,6 +90,21 @@ class ServerConfig:
         False, "Ignore fields that cannot be honoured, and name them in the header x-ignored-fields."
     )
     vllm_metrics: bool = option(False, "Give metrics vLLM's own names.")
+    embedding_model: str | None = option(
+        None, "Folder or hub id of an encoder for /v1/embeddings; default: the served model itself.", check=_check_path
+    )
+    rerank_model: str | None = option(
+        None, "Folder or hub id of a cross-encoder for /v1/rerank and /v1/score; default: cosines of embeddings.",
+        check=_check_path,
+    )  # fmt: skip
+    embedding_pooling: str = option(
+        "last", f"Embeddings of the served model are states of a text's tokens: {' or '.join(POOLINGS)}.",
+        choices=POOLINGS,
+    )  # fmt: skip
+    max_embedding_texts: int = option(
+        2048, "Maximum number of texts of a request for embeddings, rankings or scores.", low=1
+    )
+    max_embedding_tokens: int = option(2**18, "Maximum number of their tokens together; default: 262144.", low=1)
     max_waiting: int = option(256, "Maximum number of requests that wait; more are answered 429.", low=1)
     max_streams_per_key: int = option(256, "Maximum number of requests of a key that run at once.", low=1)
     max_outputs_per_key: int = option(
@@ -97,6 +113,11 @@ class ServerConfig:
     max_body_bytes: int = option(8 * 2**20, "Maximum length of a request.", low=1)
     max_n: int = option(16, "Maximum number of outputs of a request.", low=1)
     max_prompts: int = option(256, "Maximum number of prompts of a request.", low=1)
+    enable_search: bool = option(False, "Let requests decode by search (field search).")
+    enable_search_programs: bool = option(False, "Let searches run programs in the sandbox (tests of pg_td).")
+    max_search_tokens: int = option(
+        2**16, "Maximum number of tokens that a search may compute for a prompt, all branches together.", low=1
+    )
     max_request_tokens: int | None = option(
         None, "Maximum number of new tokens that a request may ask for; default: any.", low=1
     )

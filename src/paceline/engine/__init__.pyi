@@ -1,3 +1,4 @@
+from .async_rollouts import AsyncRolloutPool as AsyncRolloutPool
 from .backend import Backend as Backend
 from .backend import BackendInfo as BackendInfo
 from .backend import Gauges as Gauges
@@ -7,6 +8,11 @@ from .drafter_set import DrafterSet as DrafterSet
 from .driver import EngineDriver as EngineDriver
 from .driver import Turns as Turns
 from .driver import tell as tell
+from .embedding import EmbeddingRequestOutput as EmbeddingRequestOutput
+from .embedding import EmbeddingRun as EmbeddingRun
+from .embedding import check_length as check_length
+from .embedding import readable as readable
+from .embedding import shaped_embeddings as shaped_embeddings
 from .fairness import FairQueue as FairQueue
 from .filling import fill_caches as fill_caches
 from .loop import Engine as Engine
@@ -37,5 +43,6 @@ from .rollouts import Rollout as Rollout
 from .rollouts import RolloutPool as RolloutPool
 from .sequence import no_text as no_text
 from .transcript import StopChecker as StopChecker
+from .transcript import Transcript as Transcript
 from .worker import DecodingWorker as DecodingWorker
 from .worker import Mailbox as Mailbox

@@ -74,6 +74,16 @@ class Turns:
             self._catch_up()
         return result
 
+    def aside(self, work: Callable[[], R]) -> R:
+        """Do `work`, which uses nothing of the model, in the middle of this thread's turn, while others have theirs."""
+        me, turn = get_ident(), self._lock._release_save()  # type: ignore[attr-defined]
+        try:
+            return work()
+        finally:
+            self._waiting.add(me)
+            self._lock._acquire_restore(turn)  # type: ignore[attr-defined]
+            self._take(me)
+
     def _queue(self) -> int:
         """Stand in line; returns the thread's number."""
         if self._stepping and self._lock._is_owned():  # type: ignore[attr-defined]

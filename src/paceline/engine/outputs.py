@@ -304,7 +304,9 @@ class OutputAssembly:
             whole.cumulative_logprob = (whole.cumulative_logprob or 0.0) + more
         if chunk.finish_reason is not None:
             whole.text, whole.finish_reason = live.text, chunk.finish_reason
-            whole.stop_reason, whole.error = live.stop_reason, live.error
+            whole.stop_reason, whole.error, whole.score = live.stop_reason, live.error, live.score
+            if live.score is not None:
+                whole.cumulative_logprob = live.cumulative_logprob
             whole.reasoning_token_ids = live.reasoning_token_ids
         every = list(self._seen.values())
         if self._kind is RequestOutputKind.FINAL_ONLY and not all(output.finished() for output in every):

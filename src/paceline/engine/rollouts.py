@@ -130,17 +130,32 @@ class RolloutPool:
         Raises:
             PromptError, ConfigError: a prompt that cannot be decoded; it is left out, and nothing else is lost.
         """
+        self.begin_segment()
+        while self.advance():
+            pass
+        return self.gathered()
+
+    def begin_segment(self) -> None:
+        """The first part of `step`: fill the pool up, and let all go on by a segment.
+
+        Raises:
+            PromptError, ConfigError: as `step`.
+        """
         if not self._closed.alive:
             raise ConfigError("this pool of rollouts is closed; open another with LLM.rollouts")
         self._refill()
         for group in self._open.values():
             group.limit += 0 if group.busy else self.segment_tokens
             group.driver.resume(group.request, group.limit)
-        while busy := [group for group in self._open.values() if group.busy]:
+
+    def advance(self) -> bool:
+        """Its second part, to be repeated: one step of decoding; False once all are at the end of their segments."""
+        busy = [group for group in self._open.values() if group.busy]
+        if busy:
             busy[0].driver.step()
             for group in self._open.values():
                 group.driver.collect(group.request.id)
-        return self._gathered()
+        return bool(busy)
 
     def _refill(self) -> None:
         while not self._exhausted and len(self.unfinished) + self._samples <= self.pool_size:
@@ -155,8 +170,8 @@ class RolloutPool:
             self._open[request.id] = _Open(request, driver, samples, self.segment_tokens)
             driver.open(request)
 
-    def _gathered(self) -> list[Rollout]:
-        """Note what the step has added; returns what has ended."""
+    def gathered(self) -> list[Rollout]:
+        """Its last part: note what the segment has added, and return what has ended."""
         ended: list[Rollout] = []
         for name, group in list(self._open.items()):
             for sample in group.going:

@@ -36,13 +36,13 @@ class Mailbox:
     """Where a coroutine waits for the chunks of its request; made in its event loop.
 
     Attributes:
-        outputs: how many have not ended for the coroutine.
-        expected: how many have not ended for the thread that decodes.
+        ended: outputs that have ended for the coroutine. posted: likewise, for the thread that decodes.
     """
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.outputs = self.expected = request.params.n
+        self.ended = self.posted = 0
+        self._whole = False
         self.loop = asyncio.get_running_loop()
         self._chunks: deque[StreamChunk] = deque()
         self._error: BaseException | None = None
@@ -64,12 +64,13 @@ class Mailbox:
         while not self._chunks:
             if self._error is not None:
                 raise self._error
-            if not self.outputs:
+            if self._whole:
                 return None
             self._waiter = self.loop.create_future()
             await self._waiter
         chunk = self._chunks.popleft()
-        self.outputs -= chunk.finish_reason is not None
+        self.ended += chunk.finish_reason is not None
+        self._whole = self.ended == len(chunk.output.outputs)
         return chunk
 
 
@@ -192,8 +193,8 @@ class DecodingWorker:
                 continue
             if chunks:
                 delivery.append((mailbox, chunks))
-                mailbox.expected -= sum(chunk.finish_reason is not None for chunk in chunks)
-            if not mailbox.expected:
+                mailbox.posted += sum(chunk.finish_reason is not None for chunk in chunks)
+            if mailbox.posted and mailbox.posted == len(mailbox.request.outputs):
                 self._end(request_id)
         return delivery
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paceline.checkpoints import Tokenizer
     from paceline.config import SamplingParams
     from paceline.drafters import Models
-    from paceline.engine import Request
+    from paceline.engine import Request, Turns
     from paceline.models import Runner
 
 T = TypeVar("T")
@@ -37,12 +37,19 @@ class Search(ABC):
         name: of the method. one_text: whether it makes a single text, so that `n` must be 1.
         drops_dead_ends: whether it goes on with other branches where a row is -inf throughout, because the request's
             rules allow no token there; else that ends it with an error, as a rule that fails always does.
+        keeps_beginnings: whether every text to come goes on from one in `alive`, or is one in `found`, wherever rows
+            are asked for; so what these begin with is told before the end (`LLM.stream`).
         keeps_spellings: whether a text that was found in several spellings (other tokens) comes back in each of them;
             else in the best one alone.
+        words: options whose texts are words of the method's own. programs: options that hold programs, which run in a
+            sandbox. withheld: options that change what the machine must bear. Clients of a server may give numbers,
+            words and, where it is allowed, programs (`SearchConfig.of_client`); other texts may name functions, models
+            or files.
+        branches: texts that go on side by side at most.
         alive: branches that go on; with `found`, what there is where the budget ends early.
         found: texts so far.
         kept: branches that will be asked for later, whose caches stay meanwhile where memory allows.
-        tokenizer: of the model, there when it begins.
+        turns: of the model, in which the search runs. tokenizer: of the model, there when it begins.
         runner: the model, which `steps` may run passes of its own with; it gives back the caches that it opens. models:
             opens others.
         own_rows, own_passes: of such passes, for the budget and the report.
@@ -51,7 +58,12 @@ class Search(ABC):
     name: ClassVar[str]
     one_text: ClassVar[bool] = False
     drops_dead_ends: ClassVar[bool] = False
+    keeps_beginnings: ClassVar[bool] = False
     keeps_spellings: ClassVar[bool] = False
+    words: ClassVar[frozenset[str]] = frozenset()
+    programs: ClassVar[frozenset[str]] = frozenset()
+    withheld: ClassVar[frozenset[str]] = frozenset()
+    turns: Turns | None = None
     tokenizer: Tokenizer
     runner: Runner
     models: Models
@@ -61,6 +73,7 @@ class Search(ABC):
         self.alive: list[Branch] = []
         self.found: list[Found] = []
         self.own_rows = self.own_passes = 0
+        self.branches = 1
 
     @classmethod
     def check(cls, params: SamplingParams) -> None:
@@ -95,6 +108,10 @@ class Search(ABC):
             self.found += [Found(branch, self.score(branch)) for branch in self.alive if branch.length]
         ranked = sorted(self.found, key=lambda text: -text.score)
         return ranked if self.keeps_spellings else different_texts(ranked, root.request.params.n)
+
+    def aside(self, work: Callable[[], T]) -> T:
+        """Do `work`, which takes long and uses nothing of the model, while other requests go on."""
+        return work() if self.turns is None else self.turns.aside(work)
 
     def score(self, branch: Branch) -> float:
         """Of a text that has not ended, in the same measure as those of `found`: by default the mean log-probability of

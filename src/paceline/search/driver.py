@@ -1,232 +1,362 @@
-"""Runs the searches of one call side by side: one pass over all branches that they ask for, until each has ended."""
+"""Many callers on one engine's searches: one pass over all branches that they ask for, in turns with other requests."""
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from time import perf_counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Sequence
+from functools import cached_property, partial
+from threading import get_ident
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Final
 
-from paceline.config import ALL_DRAFTS
-from paceline.engine import CompletionOutput, Engine, Request, StopChecker, Turns, tell
+from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams
+from paceline.engine import (
+    BackendInfo,
+    CompletionOutput,
+    EngineDriver,
+    FairQueue,
+    Gauges,
+    OpenRequests,
+    Request,
+    StreamChunk,
+    Turns,
+    tell,
+)
 from paceline.errors import CapabilityError, PacelineError
+from paceline.models import Inputs
 from paceline.registry import ABILITIES
-from paceline.search.base import BudgetSpentError, Search, Steps
-from paceline.search.branch import Branch, BranchRows, Found, Origin
-from paceline.search.forest import DeadEndError, Errors, Forest
-from paceline.search.results import SearchTree
+from paceline.search.branch import BranchRows
+from paceline.search.forest import Forest
+from paceline.search.running import RunningSearch, SearchRequest
 from paceline.utils import described, need
 
 if TYPE_CHECKING:
     from paceline.drafters import Models
     from paceline.utils import Advance
 
-logger = logging.getLogger("paceline.search")
-
-Pair = tuple[Request, Search]
-
-
-@dataclass(frozen=True, slots=True)
-class SearchBudget:
-    """What a search may spend on a prompt; it then ends with what it has.
-
-    Attributes:
-        tokens: rows that are computed for it; None is the method's own limit. seconds: of wall time since it began.
-    """
-
-    tokens: int | None = None
-    seconds: float | None = None
+PAUSE: Final = 1e-3
+"""Seconds between two looks of a thread while another one is in the middle of a step."""
 
 
-class _Running:
-    """One search on its way."""
+class SearchDriver:
+    """The backend of requests with a search: those of all threads share their passes, as many at once as the engine
+    decodes requests, and as have room for their prompts. Owners take turns to begin.
 
-    def __init__(self, search: Search, root: Branch, budget: SearchBudget) -> None:
-        self.request, self.search, self.budget, self.tree = root.request, search, budget, SearchTree(search.name)
-        self.steps: Steps[list[Found]] = search.run(root)
-        self.asked: Sequence[Branch] = ()  # each once
-        self._places: list[int] = []  # in these, of what it asked for
-        self.ended = False
-        self._most = search.most_rows(self.request) if budget.tokens is None else budget.tokens
-        self._dead_end: PacelineError | None = None  # the first one that the search has dropped
-        self.start = perf_counter()
-        self._take(lambda: next(self.steps))
-
-    def send(self, rows: BranchRows, errors: Errors) -> None:
-        """Hand it what it asked for, or end it where that is no distribution."""
-        self.tree.num_tokens += len(self.asked)
-        self.tree.num_passes += 1
-        spent = self._spent()
-        fatal = self._fatal(errors)
-        if fatal is not None:
-            self._take(lambda: self.steps.throw(fatal))
-        elif spent:
-            self.tree.budget_spent = True
-            self._take(lambda: self.steps.throw(BudgetSpentError()))
-        else:
-            whole = len(self._places) == len(self.asked)
-            mine = rows if whole else BranchRows(rows.logits[self._places], rows.logprobs[self._places])
-            self._take(lambda: self.steps.send(mine))
-
-    def fail(self, error: PacelineError) -> None:
-        """End it with an error; what it produced before is lost to it."""
-        self.steps.close()
-        self._end([], str(error))
-
-    def _fatal(self, errors: Errors) -> PacelineError | None:
-        """The first error that ends the search; where it drops dead ends, the first of those is only noted."""
-        for error in [errors[branch] for branch in self.asked if branch in errors]:
-            if not (self.search.drops_dead_ends and isinstance(error, DeadEndError)):
-                return error
-            self._dead_end = self._dead_end or error
-        return None
-
-    def _spent(self) -> bool:
-        seconds = self.budget.seconds
-        out_of_tokens = self._most is not None and self.tree.num_tokens + self.search.own_rows >= self._most
-        return out_of_tokens or (seconds is not None and perf_counter() - self.start >= seconds)
-
-    def _take(self, step: Callable[[], Sequence[Branch]]) -> None:
-        try:
-            asked = step()
-            self.asked = list(dict.fromkeys(asked))
-            place = {branch: i for i, branch in enumerate(self.asked)}
-            self._places = [place[branch] for branch in asked]
-            for branch in self.asked:
-                self.tree.note(branch)
-        except StopIteration as end:
-            self._end(end.value)
-        except PacelineError as error:
-            self._end([], str(error))
-        except Exception as error:  # of a function that a user gave, or a method of his own
-            logger.debug("the error of the search", exc_info=error)
-            self._end([], f"search method {self.search.name!r} failed ({described(error)})")
-
-    def _end(self, found: Sequence[Found], error: str | None = None) -> None:
-        self.ended, self.asked = True, ()
-        request, self.tree.seconds = self.request, perf_counter() - self.start
-        self.tree.num_tokens += self.search.own_rows
-        self.tree.num_passes += self.search.own_passes
-        best = found[: request.params.n]
-        self.tree.outputs = [self.tree.note(text.branch) for text in best]
-        self.tree.scores = [text.score for text in best]
-        request.outputs = [output_of(text, index) for index, text in enumerate(best)]
-        if not best:
-            nothing = "the search has found nothing"
-            if self.tree.budget_spent:
-                nothing += ", and its budget is spent; raise budget_tokens or budget_seconds"
-            elif self._dead_end is not None:
-                nothing = str(self._dead_end)
-            why = error or nothing
-            request.outputs = [CompletionOutput(0, finish_reason="error", error=why)]
-        metrics = request.metrics
-        metrics.num_steps = self.tree.num_passes
-        metrics.num_generation_tokens = sum(len(output.token_ids) for output in request.outputs)
-        metrics.generation_time = self.tree.seconds
-        request.result().search = self.tree
-
-
-def output_of(found: Found, index: int) -> CompletionOutput:
-    """A text as an output of its request; one that has not ended was ended by the search."""
-    branch, told = found.branch, found.branch.told()
-    text = told.text if branch.request.params.detokenize else ""
-    return CompletionOutput(
-        index, text, branch.tokens(), branch.logprob, None, told.finish_reason or "abort", told.stop_reason,
-        score=found.score,
-    )  # fmt: skip
-
-
-def run_searches(
-    engine: Engine, turns: Turns, requests: Sequence[Request], searches: Sequence[Search], *, budget: SearchBudget,
-    models: Models, advance: Advance | None = None,
-) -> None:  # fmt: skip
-    """Search for every request's outputs, which it then has; the searches of all prompts share their passes, as many
-    at once as the engine decodes requests, and as have room for their prompts.
+    A turn reads a piece of the prompts and makes one pass, so that requests without a search go on beside.
 
     Args:
-        engine: whose model, tokenizer and end tokens count. turns: of the model, taken for each pass.
-        searches: one for each request. models: opens models beside the engine's. advance: told how far they are.
-    Raises:
-        ConfigError, PromptError: a request that cannot be decoded, before anything runs.
-        PacelineError: a search that this model, or one beside it, is not fit for, likewise.
+        driver: of the engine whose model, tokenizer and end tokens count. turns: of the model, taken for each pass.
+        models: opens models beside the engine's.
     """
-    for request in requests:
+
+    can_draft: Final = False
+
+    def __init__(self, driver: EngineDriver, turns: Turns, models: Models) -> None:
+        self._driver, self._turns, self._models = driver, turns, models
+        self._waiting = FairQueue[SearchRequest]()
+        self._reading: list[RunningSearch] = []  # their prompts
+        self._running: list[RunningSearch] = []
+        self._inboxes: dict[str, deque[StreamChunk]] = {}
+        self._stepper: int | None = None  # the thread that is in the middle of a step
+        self._later: list[Callable[[], None]] = []  # what came in the middle of a step
+        self._whole = True  # the last step came to its end
+
+    @cached_property
+    def _forest(self) -> Forest:
+        engine = self._driver.engine
+        config = engine.scheduler.config
+        return Forest(engine.parts.runner, config.max_num_batched_tokens, share_prompts=config.enable_prefix_caching)
+
+    @property
+    def info(self) -> BackendInfo:
+        """See `Backend.info`."""
+        return self._driver.info
+
+    def context_for(self, inputs: Inputs) -> int:
+        """See `Backend.context_for`."""
+        return self._driver.context_for(inputs)
+
+    def gauges(self) -> Gauges:
+        """See `Backend.gauges`."""
+        going = len(self._reading) + len(self._running)
+        return Gauges(going, len(self._waiting), 0, self._driver.engine.scheduler.config.max_num_seqs)
+
+    def requests(self) -> OpenRequests:
+        """See `Backend.requests`."""
+        return OpenRequests([run.request for run in [*self._reading, *self._running]], list(self._waiting))
+
+    def check_params(self, params: SamplingParams, drafts: DraftChoice) -> None:
+        """See `Backend.check_params`; what a search cannot honour `SearchConfig.check` rejects."""
+        self._driver.check_params(params, drafts)
+
+    def check(self, request: Request) -> None:
+        """Reject a request that cannot be searched for, and open what its search needs beside the model.
+
+        Raises:
+            ConfigError, PromptError: a request that cannot be decoded.
+            PacelineError: a search that this model, or one beside it, is not fit for.
+        """
+        request, engine = _searched(request), self._driver.engine
         engine.check(request)
         need(not request.prediction, "prediction", "be left out with search, which drafts nothing", request.prediction)
         need(request.drafts == ALL_DRAFTS, "speculative_config", "be left out of a prompt with search", request.drafts)
-    if not engine.parts.runner.capabilities.truncate:
-        raise CapabilityError(
-            f"search needs a model that {ABILITIES['truncate']}; {engine.parts.runner.info.name} is not one as it runs "
-            "here; decode without search"
-        )
-    for search in searches:
-        search.tokenizer, search.runner, search.models = engine.scheduler.tokenizer, engine.parts.runner, models
+        runner, search = engine.parts.runner, request.search
+        if not runner.capabilities.truncate:
+            raise CapabilityError(
+                f"search needs a model that {ABILITIES['truncate']}; {runner.info.name} is not one as it runs here; "
+                "decode without search"
+            )
+        search.tokenizer, search.runner, search.models = engine.scheduler.tokenizer, runner, self._models
+        search.turns = self._turns
         search.prepare()
-    config = engine.scheduler.config
-    forest = Forest(engine.parts.runner, config.max_num_batched_tokens, share_prompts=config.enable_prefix_caching)
-    waiting, running = deque(zip(requests, searches, strict=True)), list[_Running]()
-    try:
-        while waiting or running:
-            with turns.turn():
-                for pair in _admitted(forest, waiting, config.max_num_seqs - len(running), alone=not running):
-                    running.append(_begun(engine, *pair, budget))
-                _step(forest, [run for run in running if not run.ended])
-            running = [run for run in running if not run.ended]
+
+    def run(self, requests: Sequence[Request], advance: Advance | None = None) -> None:
+        """Search for every request's outputs, which it then has; all are taken back if anything is raised.
+
+        Args:
+            advance: told after every step how many are done and how many tokens there are.
+        Raises:
+            PacelineError: as `check`, before anything runs.
+        """
+        if self._stepper == get_ident():  # a function of a search searches itself
+            self._another().run(requests, advance)
+            return
+        for request in requests:
+            request.streamed = False
+            self.check(request)
+        try:
+            for request in requests:
+                self._queue(request)
+            while self._advance(requests):
+                if advance is not None:
+                    tell(advance, requests)
             if advance is not None:
                 tell(advance, requests)
-    finally:
-        with turns.turn():
-            forest.close()
+        finally:
+            for request in requests:
+                self.drop(request.id)
 
-
-def _admitted(forest: Forest, waiting: deque[Pair], most: int, *, alone: bool) -> list[Pair]:
-    """Those that begin now, taken from `waiting`: at most so many, whose prompts fit, or one where it is alone."""
-    admitted, room = list[Pair](), forest.room()
-    while waiting and len(admitted) < most:
-        if room is not None:
-            room -= forest.blocks(len(waiting[0][0].prompt_ids))
-            if room < 0 and not (alone and not admitted):
-                break
-        admitted.append(waiting.popleft())
-    return admitted
-
-
-def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudget) -> _Running:
-    rules, scheduler = request.rules, engine.scheduler
-    assert rules is not None
-
-    params = request.params
-    read = params if params.detokenize else replace(params, detokenize=True)  # functions judge texts, wanted or not
-
-    def checker(text: bool) -> StopChecker:
-        return StopChecker(
-            read if text else params, scheduler.eos_ids, scheduler.tokenizer if text else None, request.prompt_ids,
-            max_new_tokens=request.max_tokens, at_once=True,
-        )  # fmt: skip
-
-    request.metrics.num_prompt_tokens = len(request.prompt_ids)
-    return _Running(search, Branch.of_prompt(Origin(request, rules, checker)), budget)
-
-
-def _step(forest: Forest, running: Sequence[_Running]) -> None:
-    """One pass for all; where memory is short, the searches that ask for most end with an error."""
-    going = list(running)
-    while going:
+    def stream(self, request: Request) -> Generator[StreamChunk]:
+        """See `Backend.stream`."""
+        if self._stepper == get_ident():
+            yield from self._another().stream(request)
+            return
         try:
-            kept = [branch for run in going for branch in run.search.kept]
-            rows, errors = forest.rows([branch for run in going for branch in run.asked], kept)
-            break
+            self.open(request)
+            inbox = self._inboxes[request.id]
+            while self._advance([request], inbox):
+                while inbox:
+                    yield inbox.popleft()
+        finally:
+            self.drop(request.id)
+
+    def _another(self) -> SearchDriver:
+        return SearchDriver(self._driver, self._turns, self._models)
+
+    def open(self, request: Request) -> None:
+        """See `Backend.open`."""
+        if request.rules is None:
+            self.check(request)
+        self._inboxes[request.id] = deque()
+        self._queue(request)
+
+    def _queue(self, request: Request) -> None:
+        request.metrics.num_prompt_tokens = len(request.prompt_ids)
+        request.metrics.arrival_time = request.metrics.arrival_time or perf_counter()
+        with self._turns.turn():
+            self._waiting.append(request.owner, _searched(request))
+
+    def step(self) -> None:
+        """See `Backend.step`."""
+        with self._turns.turn():
+            worked = self._step()
+        if not worked:
+            self._wait()
+
+    def collect(self, request_id: str) -> list[StreamChunk]:
+        """See `Backend.collect`."""
+        inbox, chunks = self._inboxes[request_id], list[StreamChunk]()
+        while inbox:
+            chunks.append(inbox.popleft())
+        return chunks
+
+    def drop(self, request_id: str) -> None:
+        """See `Backend.drop`."""
+        self._inboxes.pop(request_id, None)
+        self._turns.soon(partial(self._abort, request_id))
+
+    def reset_prefix_cache(self) -> bool:
+        """See `Backend.reset_prefix_cache`."""
+        return self._driver.reset_prefix_cache()
+
+    def close(self) -> None:
+        """End all requests, in a turn; streams of theirs end with what they have."""
+        if self._stepper is not None:
+            self._later.append(self.close)
+            return
+        for request in list(self._waiting):
+            self._waiting.remove(request.owner, request)
+            request.outputs[:] = [CompletionOutput(0, finish_reason="abort")]
+            self._deliver([StreamChunk(0, (), (), "abort", request.result())])
+        going = [*self._reading, *self._running]
+        for run in going:
+            run.abort()
+        self._let_go(going)
+
+    def _advance(self, requests: Sequence[Request], inbox: Sequence[StreamChunk] = ()) -> bool:
+        """One step, unless another thread's has brought what was awaited; False if nothing is left to wait for."""
+        with self._turns.turn():
+            if inbox:
+                return True
+            if all(request.finished for request in requests):
+                return False
+            worked = self._step(requests)
+        if not worked:
+            self._wait()
+        return True
+
+    def _wait(self) -> None:
+        """Where others hold the memory that searches wait for, make a step for those; else let time pass."""
+        if self._waiting and self._stepper is None:
+            self._driver.step()
+        else:
+            sleep(PAUSE)
+
+    def _step(self, mine: Sequence[Request] = ()) -> bool:
+        """In a turn, read a piece of the prompts and make one pass for all; False where there was nothing to do.
+
+        Whatever else than an error of a search cuts it short ends all that have begun.
+
+        Args:
+            mine: requests of who makes the step; where he interrupts it, they are aborted.
+        """
+        if self._stepper is not None:
+            return False
+        if not self._whole:  # even what follows an error was cut short
+            self._give_up(InterruptedError("an exception"))
+        self._whole, self._stepper = False, get_ident()
+        try:
+            self._admit()
+            worked = bool(self._reading or self._running)
+            self._read()
+            self._pass()
+        except BaseException as error:
+            self._give_up(error, () if isinstance(error, Exception) else [request.id for request in mine])
+            raise
+        finally:
+            self._stepper = None
+            while self._later:
+                self._later.pop(0)()
+        self._whole = True
+        return worked
+
+    def _give_up(self, error: BaseException, interrupted: Sequence[str] = ()) -> None:
+        going = [*self._reading, *self._running]
+        for run in [run for run in going if not run.ended]:
+            if run.request.id in interrupted:
+                run.abort()
+            else:
+                run.fail(f"a step was cut short by {described(error)}")
+        self._let_go(going)
+        self._forest.close()
+        self._whole = True
+
+    def _admit(self) -> None:
+        """Begin those whose prompts fit. Where none goes on, they wait as long as other requests hold the memory."""
+        forest, scheduler = self._forest, self._driver.engine.scheduler
+        going = [*self._reading, *self._running]
+        free, room = scheduler.config.max_num_seqs - len(going), forest.room()
+        for run in self._reading:
+            room = None if room is None else room - forest.blocks(run.root.size)
+        while self._waiting and free > 0:
+            owner = self._waiting.owners[0]
+            if room is not None:
+                room -= forest.blocks(len(self._waiting.first(owner).prompt_ids))
+                if room < 0 and (going or scheduler.running):
+                    return
+            self._begin(self._waiting.pop(owner))
+            going, free = [*self._reading, *self._running], free - 1
+
+    def _begin(self, request: SearchRequest) -> None:
+        try:
+            self._reading.append(RunningSearch(self._driver.engine, request))
+        except Exception as error:  # of the tokenizer, which looks for stop strings
+            why = f"the search cannot begin ({described(error)})"
+            request.outputs[:] = [CompletionOutput(0, finish_reason="error", error=why)]
+            self._deliver([StreamChunk(0, (), (), "error", request.result())])
+
+    def _read(self) -> None:
+        """Read a piece of the prompts; those that were read to their end begin to search."""
+        if not self._reading:
+            return
+        try:
+            left = self._forest.read([run.root for run in self._reading])
         except PacelineError as error:
-            widest = max(going, key=lambda run: len(run.asked))
-            widest.fail(error)
-            forest.close(widest.request.id)
-            going.remove(widest)
-    start = 0
-    for run in going:
-        at = slice(start, start + len(run.asked))
-        start = at.stop
-        run.send(BranchRows(rows.logits[at], rows.logprobs[at]), errors)
-        if run.ended:
-            forest.close(run.request.id)
+            longest = max(self._reading, key=lambda run: run.root.size)
+            longest.fail(str(error))
+            self._let_go([longest])
+            return
+        ready = [run for run in self._reading if run.root not in left]
+        for run in ready:
+            self._reading.remove(run)
+            self._running.append(run)
+            run.begin()
+        self._settle()
+
+    def _pass(self) -> None:
+        """One pass for all; where memory is short, the searches that ask for most end with an error."""
+        going, roots = list(self._running), [run.root for run in self._reading]
+        while going:
+            try:
+                kept = [branch for run in going for branch in run.search.kept]
+                rows, errors = self._forest.rows([branch for run in going for branch in run.asked], [*kept, *roots])
+                break
+            except PacelineError as error:
+                widest = max(going, key=lambda run: len(run.asked))
+                widest.fail(str(error))
+                self._forest.close(widest.request.id)
+                going.remove(widest)
+        start = 0
+        for run in going:
+            at = slice(start, start + len(run.asked))
+            start = at.stop
+            run.send(BranchRows(rows.logits[at], rows.logprobs[at]), errors)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Deliver what searches have told, and let go of those that have ended."""
+        for run in self._running:
+            self._deliver(run.chunks)
+        self._let_go([run for run in self._running if run.ended])
+
+    def _let_go(self, ended: Sequence[RunningSearch]) -> None:
+        """Free the caches of searches that have ended; the lists forget them last."""
+        for run in ended:
+            self._deliver(run.chunks)
+            self._forest.close(run.request.id)
+        self._reading = [run for run in self._reading if run not in ended]
+        self._running = [run for run in self._running if run not in ended]
+
+    def _deliver(self, chunks: list[StreamChunk]) -> None:
+        """Put chunks into the inboxes of those who wait, and take them out of the list."""
+        for chunk in chunks:
+            if (inbox := self._inboxes.get(chunk.output.request_id)) is not None:
+                inbox.append(chunk)
+        chunks.clear()
+
+    def _abort(self, request_id: str) -> None:
+        """End a request, in a turn; one that nobody knows is ignored."""
+        if self._stepper is not None:
+            self._later.append(partial(self._abort, request_id))
+            return
+        for request in [waiting for waiting in self._waiting if waiting.id == request_id]:
+            self._waiting.remove(request.owner, request)
+        mine = [run for run in [*self._reading, *self._running] if run.request.id == request_id]
+        for run in mine:
+            run.abort()
+        self._let_go(mine)
+
+
+def _searched(request: Request) -> SearchRequest:
+    assert isinstance(request, SearchRequest), "LLM makes these where a search is given"
+    return request

@@ -36,7 +36,7 @@ class DeadEndError(NumericsError):
 
 
 class Forest:
-    """The branches of all searches of one call.
+    """The branches of all searches that run.
 
     Args:
         chunk: tokens of a pass that fills caches.
@@ -51,6 +51,7 @@ class Forest:
         self._prefixes = memory if shares else None
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
         self._shaped: set[Branch] = set()  # those that may have rules
+        self._begins: dict[Branch, tuple[str | bytes, ...]] = {}  # of prompts that are read: what they make known
 
     def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> tuple[BranchRows, Errors]:
         """What may follow branches, none of which is named twice: a pass over their last tokens, which are then in
@@ -63,8 +64,7 @@ class Forest:
         Raises:
             PromptError: memory for keys and values that they do not fit into.
         """
-        if self._memory is not None:
-            self._memory.allocate_single_blocks(True)  # branches share what they have in common, however short it is
+        self._share_blocks()
         asked = set(branches)
         stay = asked | set(kept)
         near = [
@@ -94,6 +94,11 @@ class Forest:
             branch.forget_rules()
         self._shaped.intersection_update(stay)
         return logprobs_and_errors
+
+    def _share_blocks(self) -> None:
+        """Let branches share what they have in common, however short it is."""
+        if self._memory is not None:
+            self._memory.allocate_single_blocks(True)
 
     def room(self) -> int | None:
         """Blocks that prompts to come may take; None where caches are not counted."""
@@ -129,42 +134,76 @@ class Forest:
         """Give each a cache of its text without the last token: a fork of its nearest ancestor's, or where the parent
         is not in `stay`, for the last of its children the parent's own.
         """
-        self._fill_prompts([branch for branch in branches if branch.parent is None and not branch.has_cache])
+        prompts = [branch for branch in branches if branch.parent is None and not branch.has_cache]
+        while prompts and self._prefixes is not None:
+            prompts = self.read(prompts)
         waiting = Counter(branch.parent for branch in branches if not branch.has_cache)
         for branch in branches:
             if not branch.has_cache:
                 waiting[branch.parent] -= 1
                 parent = branch.parent
+                self._seated[branch] = None  # first: what cuts in leaves no cache that nobody knows
                 if parent is not None and parent.has_cache and parent not in stay and not waiting[parent]:
                     branch.cache = parent.give_up_cache()
                     del self._seated[parent]
                 else:
                     branch.cache = self._forked(branch)
-                self._seated[branch] = None
             if branch.cache.length >= branch.size:
                 self._runner.truncate(branch.cache, branch.size - 1)
         self._fill([branch for branch in branches if branch.cache.length < branch.size - 1])
 
-    def _fill_prompts(self, prompts: Sequence[Branch]) -> None:
-        """Fill the caches of prompts; one that begins as another does, as far as is not known yet, waits for that."""
+    def read(self, prompts: Sequence[Branch]) -> list[Branch]:
+        """Read on in prompts, in a pass of at most `chunk` tokens; those that are not in their caches by then.
+
+        One that begins as another of them does, as far as is not known yet, waits for that.
+
+        Raises:
+            PromptError: memory for keys and values that they do not fit into.
+        """
+        self._share_blocks()
+        self._open_prompts(prompts)
+        fed: list[SequenceCache] = []
+        pieces: list[list[int]] = []
+        room = self._chunk
+        for branch in prompts:
+            if branch.has_cache and room and (piece := branch.text()[branch.cache.length : -1][:room]):
+                fed.append(branch.cache)
+                pieces.append(piece)
+                room -= len(piece)
+        if fed:
+            self._runner.extend(fed, pieces)
+        left = []
+        for branch in prompts:
+            if not branch.has_cache or branch.cache.length < branch.size - 1:
+                left.append(branch)
+                continue
+            self._begins.pop(branch, None)
+            if self._prefixes is not None:
+                self._prefixes.retain(
+                    branch.cache, branch.request.prefix_key, branch.request.block_keys(self._prefixes)
+                )
+        return left
+
+    def _open_prompts(self, prompts: Sequence[Branch]) -> None:
+        """Give prompts caches, unless they wait for another."""
         memory = self._prefixes
-        while memory is not None and prompts:
-            new, now, later = set[tuple[str | bytes, ...]](), list[Branch](), list[Branch]()
-            for branch in prompts:
+        read = {self._begins[branch] for branch in prompts if branch.has_cache and branch in self._begins}
+        for branch in prompts:
+            if branch.has_cache:
+                continue
+            if memory is not None:
                 keys, owner = branch.request.block_keys(memory), branch.request.prefix_key
                 known = memory.known(owner, keys)
                 begins: tuple[str | bytes, ...] = (owner, *keys[: known + 1])
-                (later if begins in new else now).append(branch)
+                if begins in read:
+                    continue
                 if known < len(keys):
-                    new.add(begins)
-            for branch in now:
-                branch.cache = self._opened(branch)
-                self._seated[branch] = None
+                    self._begins[branch] = begins
+                    read.add(begins)
+            self._seated[branch] = None
+            branch.cache = self._opened(branch)
+            if memory is not None:
                 branch.request.note_cached(branch.cache.length)
-            self._fill([branch for branch in now if branch.cache.length < branch.size - 1])
-            for branch in now:
-                memory.retain(branch.cache, branch.request.prefix_key, branch.request.block_keys(memory))
-            prompts = later
 
     def _opened(self, branch: Branch) -> SequenceCache:
         """A cache with what is known of the prompt."""
@@ -215,7 +254,9 @@ class Forest:
     def _free(self, branches: Iterable[Branch]) -> None:
         for branch in branches:
             self._seated.pop(branch, None)
-            self._runner.release(branch.give_up_cache())
+            self._begins.pop(branch, None)
+            if branch.has_cache:
+                self._runner.release(branch.give_up_cache())
 
 
 def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> tuple[torch.Tensor, Errors]:

@@ -170,6 +170,7 @@ class HideMessage(Search):
     """
 
     name = "hide_message"
+    keeps_beginnings = True
 
     def __init__(self, channel: Channel, data: bytes) -> None:
         super().__init__()

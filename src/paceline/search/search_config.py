@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -12,7 +12,7 @@ from paceline import registry
 from paceline.config import SamplingParams
 from paceline.errors import ConfigError
 from paceline.search.base import Search
-from paceline.search.driver import SearchBudget
+from paceline.search.running import SearchBudget
 from paceline.utils import integer, json_value, need, number, reject_unknown
 
 MEANT: Final = MappingProxyType(
@@ -40,12 +40,51 @@ class SearchConfig:
     budget: SearchBudget = field(default_factory=SearchBudget)
 
     @classmethod
-    def parse(cls, search: Mapping[str, Any] | str) -> SearchConfig:
-        """From a dict, its JSON, or the name of a method.
+    def parse(cls, search: GivenSearch) -> SearchConfig:
+        """From a dict, its JSON, or the name of a method; one that is parsed already stays as it is.
 
         Raises:
             ConfigError: no such method, no such option, or a value outside its range.
         """
+        if isinstance(search, SearchConfig):
+            return search
+        config = cls._read(search)
+        config.open()
+        return config
+
+    @classmethod
+    def of_client(cls, search: Mapping[str, Any] | str, *, programs: bool = False) -> SearchConfig:
+        """The same from somebody who may not run code of his own here, nor choose models or files to read.
+
+        Args:
+            programs: options may hold programs, which run in the sandbox.
+        Raises:
+            ConfigError: as `parse`, or an option that is not for clients.
+        """
+        config, known = cls._read(search), registry.table("searches")
+        need(config.method in known, "search", f"name a method, one of {', '.join(sorted(known))}", config.method)
+        method = config._class()
+        for name, value in config.options.items():
+            if name in method.withheld:
+                raise ConfigError(f"search option {name!r} is not for requests to a server; leave it out")
+            if name in method.programs:
+                need(programs, name, "be left out: this server runs no programs", value)
+                fine = isinstance(value, list | tuple) and len(value) <= MOST_PROGRAMS
+                need(fine, name, f"be a list of at most {MOST_PROGRAMS}", value)
+            elif isinstance(value, int) and value > MOST_COUNT:
+                raise ConfigError(
+                    f"search option {name!r} must be at most {MOST_COUNT} in requests to a server, got {value}"
+                )
+            elif name not in method.words and not _numbers(value):
+                raise ConfigError(
+                    f"search option {name!r} must be made of numbers in requests to a server, which may not name "
+                    "functions, models or files; leave it out"
+                )
+        config.open()
+        return config
+
+    @classmethod
+    def _read(cls, search: Mapping[str, Any] | str) -> SearchConfig:
         if not isinstance(search, str):
             read: Any = search
         else:
@@ -55,9 +94,7 @@ class SearchConfig:
         options = {key: value for key, value in read.items() if key not in ("method", *BUDGET)}
         if "num_beams" in options:
             options["beam_width"] = options.pop("num_beams")
-        parsed = cls(read["method"], options, _budget(read))
-        parsed.open()
-        return parsed
+        return cls(read["method"], options, _budget(read))
 
     def open(self) -> Search:
         """A search of one prompt.
@@ -92,7 +129,23 @@ class SearchConfig:
         return search_class  # type: ignore[no-any-return]
 
 
+GivenSearch = Mapping[str, Any] | str | SearchConfig
+"""A method's name, a dict with its options or its JSON, or what was parsed from them."""
+
 BUDGET: Final = ("budget_tokens", "budget_seconds")
+
+MOST_COUNT: Final = 1024
+"""Of a client's whole numbers: none keeps others waiting for a million rounds."""
+
+MOST_PROGRAMS: Final = 64
+"""Programs, or tests, of a client's search."""
+
+
+def _numbers(value: object) -> bool:
+    """Whether a value is made of numbers, True, False and None."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return all(map(_numbers, value))
+    return value is None or isinstance(value, bool | int | float)
 
 
 def _budget(options: Mapping[str, Any]) -> SearchBudget:

@@ -12,6 +12,7 @@ from paceline.checkpoints import TokenBytes
 from paceline.engine import CompletionOutput, RequestOutput, StreamChunk
 from paceline.llm import LLM
 from paceline.sampling import Logprob
+from paceline.search import SearchTree
 from paceline.serving.chat import Reader
 from paceline.serving.jobs import JobFactory, PromptJob
 from paceline.serving.protocol import ChatRequest, CompletionRequest
@@ -32,7 +33,7 @@ def usage_of(outputs: Sequence[RequestOutput], *, hidden: bool = False) -> Json:
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     thoughts = sum(len(completion.reasoning_token_ids) for completion in completions)
     answer_tokens = 0 if hidden else thoughts + sum(len(completion.token_ids) for completion in completions)
-    speculative = _drafts_in(outputs)
+    speculative, searches = _drafts_in(outputs), [output.search for output in outputs if output.search is not None]
     predicted = speculative["drafters"].get("prediction", {"num_draft_tokens": 0, "num_accepted_tokens": 0})
     return {
         "prompt_tokens": prompt,
@@ -45,6 +46,16 @@ def usage_of(outputs: Sequence[RequestOutput], *, hidden: bool = False) -> Json:
             "reasoning_tokens": thoughts,
         },
         "speculative": speculative,
+        **({"search": _searched(searches)} if searches else {}),
+    }
+
+
+def _searched(searches: Sequence[SearchTree]) -> Json:
+    """Sum up what searches have computed."""
+    return {
+        "num_tokens": sum(one.num_tokens for one in searches),
+        "num_passes": sum(one.num_passes for one in searches),
+        "budget_spent": any(one.budget_spent for one in searches),
     }
 
 
@@ -66,6 +77,11 @@ def _drafts_in(outputs: Sequence[RequestOutput]) -> Json:
 def reason_of(reason: str | None) -> str | None:
     """Return OpenAI's word for a finish reason: what was aborted has stopped."""
     return "stop" if reason == "abort" else reason
+
+
+def score_of(output: CompletionOutput) -> Json:
+    """Return the field that tells by what a search has chosen an output."""
+    return {} if output.score is None else {"score": output.score}
 
 
 @dataclass(slots=True)
@@ -127,6 +143,7 @@ class CompletionAnswer:
             "logprobs": logprobs,
             "finish_reason": reason_of(chunk.finish_reason),
             "stop_reason": live.stop_reason if chunk.finish_reason else None,
+            **(score_of(live) if chunk.finish_reason else {}),
         }
         if chunk.reasoning:
             choice["reasoning_content"] = chunk.reasoning
@@ -140,10 +157,11 @@ class CompletionAnswer:
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
         """Return the whole answer, with the choices of all prompts in their order."""
-        choices = list[Json]()
-        for job, output in zip(self.jobs, outputs, strict=True):
-            for completion in output.outputs:
-                choices.append(self._choice(job, output, completion, len(choices)))
+        choices = [
+            self._choice(job, output, completion, number * job.params.n + completion.index)
+            for number, (job, output) in enumerate(zip(self.jobs, outputs, strict=True))
+            for completion in output.outputs
+        ]
         return self.answer.frame(choices, usage=usage_of(outputs, hidden=self.jobs[0].hidden))
 
     def _counted(self, job: PromptJob, start: int = 0) -> Offsets:
@@ -168,6 +186,7 @@ class CompletionAnswer:
             "logprobs": logprobs,
             "finish_reason": "length" if job.hidden else reason_of(completion.finish_reason),
             "stop_reason": completion.stop_reason,
+            **score_of(completion),
         }
         if completion.reasoning is not None:
             choice["reasoning_content"] = completion.reasoning
@@ -245,7 +264,7 @@ class ChatAnswer:
         choice: Json = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
         if ended:
             choice["finish_reason"] = self._reason(chunk.finish_reason, reader)
-            choice["stop_reason"] = live.stop_reason
+            choice |= {"stop_reason": live.stop_reason, **score_of(live)}
         if self.request.return_token_ids:
             choice["token_ids"] = list(chunk.token_ids)
         return self.answer.frame([choice])
@@ -293,6 +312,7 @@ class ChatAnswer:
             "logprobs": logprobs,
             "finish_reason": self._reason(completion.finish_reason, reader),
             "stop_reason": completion.stop_reason,
+            **score_of(completion),
         }
         if self.request.return_token_ids:
             choice["token_ids"] = completion.token_ids

@@ -24,6 +24,7 @@ from paceline.serving.answers import ChatAnswer, CompletionAnswer
 from paceline.serving.api_errors import ApiError, ErrorAnswer, internal_error
 from paceline.serving.bodies import READERS, BodyRoute
 from paceline.serving.chat import constrained_by
+from paceline.serving.embeddings import DecoderEmbedder
 from paceline.serving.entrance import Entrance, guarded
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
@@ -46,6 +47,8 @@ from paceline.serving.request_log import LogFields
 from paceline.serving.response_store import ResponseStore
 from paceline.serving.responses import ResponseRoutes
 from paceline.serving.runs import RequestRun, json_response, large_response
+from paceline.serving.text_models import TextModels
+from paceline.serving.text_requests import TextService
 from paceline.serving.translation import Outgoing
 from paceline.utils import shortened
 from paceline.version import __version__
@@ -81,6 +84,7 @@ class Service:
         self.store = ResponseStore(
             config.response_file, config.max_response_bytes, config.max_response_age, self.metrics.store_failed
         )
+        self.text_models = TextModels(config)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
@@ -92,7 +96,8 @@ class Service:
     def waiting(self) -> int:
         """Counts the requests that have not begun, those included that are being read and rendered."""
         gauges = self.model.llm.backend.gauges()
-        return max(gauges.waiting, self.slots.running.total() - gauges.max_running)
+        waiting = sum(backend.gauges().waiting for backend in self.model.llm.backends)
+        return max(waiting, self.slots.running.total() - gauges.max_running)
 
     async def answer(
         self,
@@ -110,13 +115,13 @@ class Service:
             slot.enter_context(self.slots.slot(owner, self.waiting))
             try:
                 jobs, reply = await make()
-                slot.enter_context(self.slots.having(owner, sum(job.params.n for job in jobs)))
+                slot.enter_context(self.slots.having(owner, sum(job.rows for job in jobs)))
                 if (bound := jobs[0].params.structured_outputs) is not None:
                     await self.grammars.check(bound, constrained_by(request))
                 if self.config.log_requests:
                     _log_prompts(owner, jobs, self.model.llm)
                 streams = await asyncio.to_thread(
-                    lambda: [self.model.stream(job.prompt, job.params, owner=owner) for job in jobs]
+                    lambda: [self.model.stream(job.prompt, job.params, search=job.search, owner=owner) for job in jobs]
                 )
             except PacelineError as error:
                 raise named(error, request) from None
@@ -195,6 +200,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
         config: its address is not used here.
     Raises:
         ConfigError: a file of keys, of a template or of stored responses that cannot be read.
+        CheckpointError: an encoder that cannot be loaded.
     """
     config = config or ServerConfig()
     template = None if config.chat_template is None else read_text("chat_template", config.chat_template)
@@ -211,6 +217,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
         await asyncio.gather(ready, return_exceptions=True)
         for workers in (service.grammars.workers, service.jobs.workers):
             await workers.close()
+        service.text_models.close()
         service.store.close()
 
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
@@ -220,6 +227,8 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     routes.add(app)
     ResponseRoutes(routes.conversation, service.store).add(app)
     MessageRoutes(routes.conversation, service.jobs).add(app)
+    texts = TextService(service.slots, service.metrics, config, lambda: service.waiting)
+    service.text_models.add(app, texts, DecoderEmbedder(model, names, service.jobs, texts), ERRORS)
     LivePage(model, names[0], service.slots, config).add(app)
     return guarded(FieldNotes(app, lenient=config.lenient_fields), config, service.metrics.refused)
 
@@ -300,16 +309,18 @@ class Routes:
         return await self._service.answer(http, request, make)
 
     async def models(self) -> Response:
-        return json_response({"object": "list", "data": [self._card(name) for name in self._service.names]})
+        names = dict.fromkeys([*self._service.names, *self._service.text_models.lengths])
+        return json_response({"object": "list", "data": [self._card(name) for name in names]})
 
     async def one_model(self, name: str) -> Response:
-        self._service.check_model(name)
+        if name not in self._service.text_models.lengths:
+            self._service.check_model(name)
         return json_response(self._card(name))
 
     def _card(self, name: str) -> Json:
         created = self._service.started
         card = {"id": name, "object": "model", "created": created, "owned_by": "paceline"}
-        return card | {"max_model_len": self._context}
+        return card | {"max_model_len": self._service.text_models.lengths.get(name, self._context)}
 
     async def tokenize(self, request: TokenizeRequest, http: Request) -> Response:
         """Answer with the tokens of a prompt, or of a conversation as the template renders it."""

@@ -122,7 +122,7 @@ TABLE: Final = (
     Group(
         DRAWN,
         {"use_beam_search": (False,), "num_beams": (1,), "length_penalty": (1.0,), "early_stopping": (False,)},
-        "beam search is not available",
+        'give search, as {"method": "beam", "beam_width": 4}',
     ),
     Group(
         OPENAI,
@@ -180,6 +180,12 @@ TABLE: Final = (
         "the answer does not depend on it",
     ),
     Group(DRAWN, {"guided_whitespace_pattern": ()}, "give structured_outputs with its whitespace_pattern"),
+    Group(
+        DRAWN,
+        {"steering": ()},
+        "it would let clients choose models to load; use it in Python or with paceline generate",
+        ignorable=False,
+    ),
     Group(DRAWN, {"repetition_detection": (), "watermarking": (False,)}, "this is not built"),
     Group(DRAWN, {"stream_interval": (1,)}, "each event comes when its tokens do"),
     Group(DRAWN, {"truncation_side": ("left",)}, "truncate_prompt_tokens keeps the end of a prompt"),

@@ -14,6 +14,7 @@ from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams, ServerConfi
 from paceline.engine import ReadPrompt, read_prediction, read_tenant
 from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
+from paceline.search import SearchConfig
 from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import (
     FORMATS,
@@ -41,6 +42,7 @@ from paceline.serving.protocol import (
     TokenizeRequest,
 )
 from paceline.serving.request_errors import check_variables, named, names_in, rejected_field
+from paceline.serving.searches import search_of
 from paceline.serving.token_texts import token_bytes_of
 from paceline.serving.workers import Workers
 
@@ -77,12 +79,20 @@ class PromptJob:
     Attributes:
         shown: its text, for `echo`.
         hidden: the single token that is decoded is not shown (`max_tokens` 0).
+        search: that finds its outputs, of so many branches; None decodes token by token.
     """
 
     prompt: ReadPrompt
     params: SamplingParams
     shown: str = ""
     hidden: bool = False
+    search: SearchConfig | None = None
+    branches: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Counts what it takes of a pass: its outputs, or the branches of its search."""
+        return max(self.params.n, self.branches)
 
 
 class JobFactory:
@@ -136,10 +146,14 @@ class JobFactory:
             more["prompt_logprobs"] = request.logprobs
         hidden = request.max_tokens == 0
         params = self._params(request, request.max_tokens or (1 if hidden else 16), more)
+        search, branches = search_of(request, params, self._config)
         self._check_prediction(request.prediction)
         both = [self._encoded(prompt, request) for prompt in prompts]
         read = self._read(request, owner, [tokens for tokens, _ in both])
-        return [PromptJob(prompt, params, shown, hidden) for prompt, (_, shown) in zip(read, both, strict=True)]
+        return [
+            PromptJob(prompt, params, shown, hidden, search, branches)
+            for prompt, (_, shown) in zip(read, both, strict=True)
+        ]
 
     def _encoded(self, prompt: str | list[int], request: CompletionRequest) -> tuple[list[int], str]:
         """Return the token ids of a prompt, and its text as far as that is shown."""
@@ -170,7 +184,8 @@ class JobFactory:
             params = self._params(request, most, more, text)
             self._check_prediction(request.prediction)
             (prompt,) = self._read(request, owner, [tokens])
-            return PromptJob(prompt, params, text)
+            search, branches = search_of(request, params, self._config)
+            return PromptJob(prompt, params, text, search=search, branches=branches)
 
         return [await asyncio.to_thread(made)]
 

@@ -275,7 +275,7 @@ class Slots:
     """Counts how many requests and outputs run or wait, in all and for each key, and lets no more in than may be.
 
     Attributes:
-        running: requests by owner. outputs: likewise, of their prompts and of each `n`.
+        running: requests by owner. outputs: likewise, of their prompts and of each `n`, or branches of their searches.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -311,7 +311,8 @@ class Slots:
         """
         most = self._config.max_outputs_per_key
         if outputs > most:
-            raise ApiError(f"a request may have at most {most} outputs (prompts times n), got {outputs}", param="n")
+            what = "outputs (prompts times n, or branches of searches)"
+            raise ApiError(f"a request may have at most {most} {what}, got {outputs}", param="n")
         if self.outputs[owner] + outputs > most:
             raise ApiError(f"too many outputs of this key are running, at most {most}; try again later", status=429,
                            code="too_many_outputs", headers=LATER)  # fmt: skip

@@ -105,6 +105,8 @@ class Metrics:
         self.ended = new(Counter, "request_success", "Ended outputs by reason.", "finished_reason")
         self.rejected = new(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
         self.failures = new(Counter, "response_store_failures", "Failed uses of the file of stored responses.")
+        self.text_requests = new(Counter, "text_requests", "Answered embeddings, rankings and scores.", "kind")
+        self.text_tokens = new(Counter, "text_tokens", "Tokens that were read for them.", "kind")
         self._make_times()
         self.prompt = new(Histogram, "request_prompt_tokens", "Tokens of a prompt.", buckets=LENGTHS)
         self.output = new(Histogram, "request_generation_tokens", "Generated tokens of an output.", buckets=LENGTHS)
@@ -135,6 +137,11 @@ class Metrics:
         """Count a request that was answered with an error."""
         self.rejected.labels(str(status)).inc()
 
+    def read_texts(self, kind: str, tokens: int) -> None:
+        """Count an answered request that decodes nothing: embeddings, rerank or score."""
+        self.text_requests.labels(kind).inc()
+        self.text_tokens.labels(kind).inc(tokens)
+
     def store_failed(self) -> None:
         """Count a response that could not be written, read or deleted."""
         self.store_failures += 1
@@ -144,9 +151,9 @@ class Metrics:
         """Return all of it, in Prometheus's text format."""
         llm = self._model.llm
         if not llm.closed:
-            gauges = llm.backend.gauges()
-            self.running.set(gauges.running)
-            self.waiting.set(gauges.waiting + gauges.paused)
+            gauges, every = llm.backend.gauges(), [backend.gauges() for backend in llm.backends]
+            self.running.set(sum(one.running for one in every))
+            self.waiting.set(sum(one.waiting + one.paused for one in every))
             if gauges.cache_usage is not None:
                 self.cache.set(gauges.cache_usage)
         self.faults.set(self._model.faults)

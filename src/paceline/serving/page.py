@@ -466,11 +466,13 @@ class LivePage:
 
     def _requests(self, viewer: str) -> Json:
         """Return the requests that a viewer may know of."""
-        requests = self._llm.backend.requests()
-        mine = [request for request in requests.running if sees(viewer, owner_of(request.tenant))]
+        each = [backend.requests() for backend in self._llm.backends]
+        running = [request for requests in each for request in requests.running]
+        waiting = [request for requests in each for request in requests.waiting]
+        mine = [request for request in running if sees(viewer, owner_of(request.tenant))]
         return {
             "running": len(mine),
-            "waiting": sum(sees(viewer, owner_of(request.tenant)) for request in requests.waiting),
+            "waiting": sum(sees(viewer, owner_of(request.tenant)) for request in waiting),
             "requests": [
                 {
                     "id": request.id,

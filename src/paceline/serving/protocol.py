@@ -211,6 +211,7 @@ class Sampled(Body):
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
     speculative_config: str | Annotated[list[str], QUICK] | dict[str, Any] | None = None
+    search: str | dict[str, Any] | None = None
     return_token_ids: bool | None = None
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = None
     user: str | None = None

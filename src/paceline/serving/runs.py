@@ -227,8 +227,9 @@ class RequestRun:
             if outputs is None:
                 return Response(status_code=CLOSED)
             body = await asyncio.to_thread(self.reply.whole, outputs)
+            choices = {choice["index"]: choice for choice in body["choices"]}
             for index, violations in (await self._schema_errors(dict(enumerate(outputs)))).items():
-                body["choices"][index]["schema_errors"] = violations
+                choices[index]["schema_errors"] = violations
             return await large_response(body)
         except (PacelineError, TimeoutError) as error:
             raise as_api_error(error, self._request) from None
@@ -242,7 +243,7 @@ class RequestRun:
                 if completion.finish_reason == "stop" and (text := self.reply.text(completion)) is not None:
                     errors = await self._grammars.errors(schema, text)
                     if errors:
-                        by_choice[number * len(outputs[number].outputs) + completion.index] = errors
+                        by_choice[number * self.reply.jobs[number].params.n + completion.index] = errors
         return by_choice
 
     def _raise_failure(self, part: Part) -> None:

@@ -100,7 +100,7 @@ class AStar(Search):
         self.reward, self.branching, self.delimiter = named("reward", reward), branching, delimiter
         self.longest, self.heuristic, self.cost = step_tokens, heuristic, cost
         self.weight, self.wanted, self.mean = path_weight, finished, path == "mean"
-        self.rewarded = 0
+        self.rewarded, self.branches = 0, branching
         self._queue: list[tuple[float, int, int, _QueuedAnswer]] = []
         self._totals: dict[Branch, float] = {}
         self._order, self._streams = count(), count(1)

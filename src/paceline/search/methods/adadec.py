@@ -32,7 +32,7 @@ class AdaDec(Search):
     """
 
     name = "adadec"
-    one_text = drops_dead_ends = True
+    one_text = drops_dead_ends = keeps_beginnings = True
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class AdaDec(Search):
         integer("candidates", candidates, 1, 64)
         integer("lookahead", lookahead, 0, 1024)
         self.threshold, self.candidates, self.lookahead = threshold, candidates, lookahead
+        self.branches = candidates
         self.stop = None if stop_lookahead is None else named("stop_lookahead", stop_lookahead)
 
     def steps(self, root: Branch) -> Steps[None]:

@@ -34,7 +34,8 @@ class BeamSearch(Search):
     """
 
     name = "beam"
-    drops_dead_ends = keeps_spellings = True
+    drops_dead_ends = keeps_spellings = keeps_beginnings = True
+    words = frozenset({"early_stopping"})
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class BeamSearch(Search):
         number("length_penalty", length_penalty, -10.0, 10.0, "be in -10..10")
         if not isinstance(early_stopping, bool):
             choice("early_stopping", early_stopping, ("never",))
+        self.branches = beam_width
         self.width, self.length_penalty, self.early_stopping = beam_width, float(length_penalty), early_stopping
 
     def steps(self, root: Branch) -> Steps[None]:
@@ -144,7 +146,7 @@ class DiverseBeamSearch(Search):
         integer("num_beam_groups", groups, 1, beam_width)
         need(beam_width % groups == 0, "num_beam_groups", f"divide beam_width ({beam_width})", groups)
         number("diversity_penalty", diversity_penalty, 0.0, 1e6, "be in 0..1000000")
-        self.penalty = float(diversity_penalty)
+        self.penalty, self.branches = float(diversity_penalty), beam_width
         self.groups = [BeamSearch(beam_width // groups, length_penalty) for _ in range(groups)]
 
     def steps(self, root: Branch) -> Steps[None]:

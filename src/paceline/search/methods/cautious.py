@@ -35,7 +35,7 @@ class CautiousPrediction(Search):
     """
 
     name = "cautious"
-    one_text = True
+    one_text = keeps_beginnings = True
 
     def __init__(
         self, most_trials: int = 10, low_entropy: float = 0.01, high_entropy: float = 1.5, trial_tokens: int = 64
@@ -47,6 +47,7 @@ class CautiousPrediction(Search):
         integer("trial_tokens", trial_tokens, 1)
         self.most, self.low, self.high, self.longest = most_trials, low_entropy, high_entropy, trial_tokens
         self._ends: dict[int, bool] = {}
+        self.branches = most_trials
 
     @classmethod
     def check(cls, params: SamplingParams) -> None:

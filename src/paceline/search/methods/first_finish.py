@@ -45,6 +45,7 @@ class FirstFinish(Search):
     def __init__(self, num_samples: int = 4, accept: Callable[[str], Any] | str | None = None) -> None:
         super().__init__()
         integer("num_samples", num_samples, 1, 1024)
+        self.branches = num_samples
         self.samples, self.accept = num_samples, named("accept", accept, every)
 
     @classmethod

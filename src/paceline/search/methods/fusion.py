@@ -48,7 +48,7 @@ class GenerativeFusion(Search):
     """
 
     name = "gfd"
-    drops_dead_ends = True
+    drops_dead_ends = keeps_beginnings = True
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class GenerativeFusion(Search):
         integer("candidates", candidates, 1, 256)
         self.model, self.scorer = model, None if scorer is None else named("scorer", scorer)
         self.weight, self.width, self.candidates = weight, beam_width, candidates
+        self.branches = beam_width
         self.model_prompt, self.temperature = model_prompt, model_temperature
         self._scores: dict[Branch, float] = {}
         self._second: ByteScorer | None = None

@@ -94,6 +94,8 @@ class PgTd(Search):
     """
 
     name = "pg_td"
+    programs = frozenset({"tests"})
+    withheld = frozenset({"test_seconds", "unsafe_execution"})
 
     def __init__(
         self,
@@ -238,7 +240,7 @@ class PgTd(Search):
         if box is None:
             return self._by_reward
         tests = _checked(self.tests(prompt) if callable(self.tests) else self.tests)
-        return lambda text: box.judge([self.program(prompt, text)], tests)[0].share
+        return lambda text: self.aside(lambda: box.judge([self.program(prompt, text)], tests)[0].share)
 
     def _by_reward(self, text: str) -> float:
         assert self.reward is not None

@@ -38,7 +38,7 @@ class SampleAndRank(Search):
     def __init__(self, num_samples: int = 16, scorer: GivenScorer | None = None) -> None:
         super().__init__()
         integer("num_samples", num_samples, 1, 1024)
-        self.samples = num_samples
+        self.samples = self.branches = num_samples
         self.named = None if scorer is None else NamedScorer("scorer", scorer)
 
     @classmethod

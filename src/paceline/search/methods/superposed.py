@@ -84,7 +84,7 @@ class Superposed(Search):
     """
 
     name = "superposed"
-    drops_dead_ends = True
+    drops_dead_ends = keeps_beginnings = True
 
     def __init__(
         self,
@@ -105,6 +105,7 @@ class Superposed(Search):
         number("penalty", penalty, 0.0, 1e6, "be 0 or more")
         number("alpha", alpha, 0.0, 1.0, "be in 0..1")
         need(texts is None or isinstance(texts, str | Path), "texts", "be a file of texts", texts)
+        self.branches = num_drafts
         self.drafts, self.top, self.temperature = num_drafts, top, mix_temperature
         self.alpha, self.weights, self.penalty, self.texts = alpha, _weights(order_weights), penalty, texts
         self.totals: dict[Branch, float] = {}

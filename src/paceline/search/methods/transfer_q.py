@@ -58,7 +58,7 @@ class TransferQ(Search):
     """
 
     name = "transfer_q"
-    one_text = True
+    one_text = keeps_beginnings = True
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class TransferQ(Search):
         self.reward = NamedScorer("reward", reward)
         self.baseline = None if baseline_reward is None else NamedScorer("baseline_reward", baseline_reward)
         self.weight, self.top_k, self.rollout_tokens = weight, top_k, rollout_tokens
-        self.rollout_model, self.beta = rollout_model, beta
+        self.rollout_model, self.beta, self.branches = rollout_model, beta, top_k
         self._other: SequenceCache | None = None  # of the rollout model
 
     def prepare(self) -> None:

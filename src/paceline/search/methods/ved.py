@@ -93,7 +93,7 @@ class Ved(Search):
         need(isinstance(gated, bool), "gated", "be True or False", gated)
         self.value, self.width, self.multiplier = named("value", value), beam_width, budget_multiplier
         self.entropy_weight, self.exploration, self.gated = entropy_weight, exploration, gated
-        self._draws = count()
+        self._draws, self.branches = count(), beam_width
         self._depths: dict[int, list[float]] = {}  # worth of the texts that go on, by length
 
     def steps(self, root: Branch) -> Steps[None]:

@@ -54,6 +54,7 @@ class SelfConsistency(Search):
     def __init__(self, num_samples: int = 16, answer: Callable[[str], Any] | str | None = None) -> None:
         super().__init__()
         integer("num_samples", num_samples, 1, 1024)
+        self.branches = num_samples
         self.samples, self.answer = num_samples, named("answer", answer, last_number)
 
     @classmethod
