@@ -320,3 +320,21 @@ def test_damaged_records_are_told_before_a_model_is_loaded(tmp_path: Path) -> No
     (tmp_path / "batches" / "batch_1.json").write_text("{")
     with pytest.raises(ConfigError, match="no record of batches"):
         check_files(ServerConfig(batch_folder=str(tmp_path)))
+
+
+def test_requests_of_a_batch_count_in_the_quotas_of_their_key(openai: Any, llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    limits = {"key": "limited", "requests_per_minute": 100, "tokens_per_minute": 600}
+    file.write_text(json.dumps({"keys": [limits]}))
+    with serving(AsyncLLM(llm), api_key_file=str(file), batch_folder=str(tmp_path / "batches")) as live:
+        client = client_of(openai, live, "limited")
+
+        def left(unit: str) -> int:
+            answer = httpx.get(f"{live.url}/v1/models", headers={"x-api-key": "limited"}, timeout=60)
+            return int(answer.headers[f"x-ratelimit-remaining-{unit}"])
+
+        before = left("tokens")
+        done = ended(client, begun(client, *(line(number, max_tokens=40, ignore_eos=True) for number in range(5))))
+        assert done.request_counts.completed == 5
+        assert before - left("tokens") >= 5 * 40 - 60  # and what a few seconds give back
+        assert left("requests") <= 95

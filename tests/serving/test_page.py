@@ -7,16 +7,21 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from serving.conftest import Live, serve
 
 from paceline import LLM, AsyncLLM
 from paceline.config import KeyLimits, ServerConfig
+from paceline.engine import StepRecord, watching
+from paceline.engine.record import TimeSplit
 from paceline.errors import ConfigError
 from paceline.serving import read_keys
-from paceline.serving.page import clipped_step, hidden_step
+from paceline.serving.limits import PAGE_FILES
+from paceline.serving.page import Sums, clipped_step, hidden_step, undrafted_seconds
+from paceline.tree import EMPTY_TREE, TokenTree
 
 ROOT = Path(__file__).parent.parent.parent
 PROMPT = "one two three four one two three four one two"
@@ -30,10 +35,11 @@ def keyed(llm: LLM) -> Iterator[Live]:
     yield from serve(model, api_key=["mine", "yours"], admin_key=["boss"])
 
 
-def state(live: Live, key: str, wanted: str = "") -> dict[str, Any]:
-    answer = live.http.get("/page/state", params={"request": wanted}, headers={"authorization": f"Bearer {key}"})
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
+def state(live: Live, key: str, wanted: str = "", answer: str = "") -> dict[str, Any]:
+    asked = {"request": wanted, "answer": answer}
+    reply = live.http.get("/page/state", params=asked, headers={"authorization": f"Bearer {key}"})
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
     return found
 
 
@@ -46,7 +52,7 @@ def decode(live: Live, key: str, prompt: str = PROMPT, **more: Any) -> dict[str,
 
 
 def test_the_page_is_open_and_what_it_shows_is_not(keyed: Live) -> None:
-    for path in ("/", "/static/page.js", "/static/page.css", "/static/tree.js", "/static/explain.css"):
+    for path in ("/", *(f"/static/{name}" for name in PAGE_FILES)):
         answer = keyed.http.get(path)
         assert answer.status_code == 200
         assert "default-src 'none'; script-src 'self'" in answer.headers["content-security-policy"]
@@ -77,7 +83,12 @@ def test_a_key_sees_its_own_requests_and_the_administrator_all_without_texts(key
     assert boss["texts"] == {"0": "\N{BULLET}"}
     assert len(boss["step"]["nodes"]) == len(mine["step"]["nodes"])
     assert state(keyed, "yours", wanted=mine["id"])["tree"] is None
-    assert mine["step"]["words"]
+    told = {key: state(keyed, key, answer=mine["id"])["answer"] for key in before}
+    assert told["yours"] is None
+    assert told["mine"] == told["boss"]
+    assert told["mine"]["tokens"] == 40
+    assert told["mine"]["steps"] == 40 - drafted["num_accepted_tokens"]
+    assert after["mine"]["words"]
     assert "three" not in json.dumps(after["boss"]) + json.dumps(after["yours"])
 
 
@@ -146,6 +157,72 @@ def test_plain_decoding_costs_what_its_steps_take(llm: LLM, config: Any, least: 
             assert counts["plain_seconds"] == pytest.approx(counts["seconds"])
 
 
+def test_looking_for_drafts_in_vain_is_no_part_of_a_plain_step() -> None:
+    """Else what drafters cost where they find nothing would be charged to plain decoding."""
+
+    def took(drafting: float, tree: TokenTree = EMPTY_TREE) -> float | None:
+        times = TimeSplit(draft=drafting, score=2.0, other=0.5)
+        return undrafted_seconds(cast(StepRecord, SimpleNamespace(proposed=[tree], times=times)))
+
+    assert took(1.0) == took(0.0) == 2.5
+    assert took(1.0, TokenTree.chain([1], source=0)) is None
+
+
+def test_what_drafting_saved_is_the_plain_time_of_the_tokens_less_that_of_the_steps() -> None:
+    """Of a batch of two: a step with drafts that brought 3 and 1 tokens, one without, and one of unknown plain time."""
+
+    def step(kept: list[int], seconds: float, tree: TokenTree) -> StepRecord:
+        sequences = [SimpleNamespace(context=SimpleNamespace(tokens=[0] * (10 + count))) for count in kept]
+        record = SimpleNamespace(
+            sequences=sequences, lengths=[10] * len(kept), times=TimeSplit(score=seconds), trees=[tree, EMPTY_TREE]
+        )
+        return cast(StepRecord, record)
+
+    drafted = TokenTree.chain([1, 2], source=0)
+    sums = Sums()
+    sums.add(step([3, 1], 0.5, drafted), [0], 0.25)
+    sums.add(step([1, 1], 0.25, EMPTY_TREE), [0], 0.25)
+    sums.add(step([2, 1], 9.0, drafted), [0], None)
+    told = sums.to_dict()
+    assert (told["tokens"], told["steps"], told["seconds"]) == (6, 3, 9.75)
+    assert (told["priced_tokens"], told["priced_seconds"], told["plain_seconds"]) == (4, 0.75, 1.0)
+    assert (told["checks"], told["check_tokens"], told["check_seconds"], told["check_plain"]) == (1, 3, 0.5, 0.25)
+
+
+def test_the_last_tree_with_drafts_stays(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the last step of a request had none, and where a later request drafts nothing at all."""
+    for name in ("TREE_EVERY", "LAST_EVERY"):
+        monkeypatch.setattr(f"paceline.serving.page.{name}", 0.0)
+    monkeypatch.setattr("paceline.serving.page.TREE_SHARE", 1e9)  # every tree is shown
+    drafts: list[int] = []
+
+    def note(record: StepRecord) -> None:
+        drafts.append(len(record.trees[0]))
+
+    model = AsyncLLM(llm.with_speculative_config(DRAFTS))
+    for live in serve(model):
+        live.http.get("/page/state")
+        with watching(model.llm.engine, note):
+            ending = 0
+            for count in range(20, 40):
+                drafts.clear()
+                live.ok("/v1/completions", prompt=PROMPT, max_tokens=count, ignore_eos=True, temperature=0)
+                found = live.http.get("/page/state").json()
+                assert found["tree"]["tokens"] == count
+                assert found["tree"]["ended"]
+                assert len(found["tree"]["step"]["nodes"]) == next(filter(None, reversed(drafts)))
+                assert (found["tree"]["at"] == count) == (drafts[-1] > 0)
+                ending += drafts[-1] == 0
+            assert 0 < ending < 20  # the control: some end with a step without drafts, some with one that has them
+            live.ok("/v1/completions", prompt=PROMPT, max_tokens=9, ignore_eos=True, speculative_config="none")
+        later = live.http.get("/page/state").json()
+        assert later["tree"] == found["tree"]
+        assert later["words"] != found["words"]
+        (newest,) = {f"request-{int(found['tree']['id'].rpartition('-')[2]) + 1}"}
+        plain = live.http.get("/page/state", params={"request": newest}).json()["tree"]
+        assert (plain["id"], plain["step"]["nodes"]) == (newest, [])  # where that very request is asked for
+
+
 def test_large_trees_are_cut_and_hidden_ones_tell_no_token() -> None:
     def node(parent: int, status: str) -> dict[str, Any]:
         return {"token": 77, "parent": parent, "status": status, "depth": 1, "source": 0, "p": 0.5, "confidence": 0.5}
@@ -172,6 +249,7 @@ def test_streams_tell_who_drafted_which_text_where_they_are_asked(keyed: Live) -
     pieces = [piece for one in choices for piece in one["segments"]]
     assert "".join(piece["text"] for piece in pieces) == texts[0] == texts[1]
     assert {piece["drafter"] for piece in pieces} == {None, "ngram"}
+    assert len({json.loads(line)["engine_request"] for line in lines}) == 1
 
 
 def test_the_dashboard_reads_metrics_that_there_are(keyed: Live) -> None:

@@ -29,7 +29,7 @@ from paceline.serving.batch_store import BatchStore
 from paceline.serving.bodies import READERS, BodyRoute
 from paceline.serving.chat import constrained_by
 from paceline.serving.embeddings import DecoderEmbedder
-from paceline.serving.entrance import Entrance, guarded
+from paceline.serving.entrance import Entrance, guarded, metered
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
 from paceline.serving.jobs import JobFactory, PromptJob
@@ -48,6 +48,7 @@ from paceline.serving.protocol import (
     TokenizeRequest,
     invalid_field,
 )
+from paceline.serving.quotas import Quotas
 from paceline.serving.request_errors import named
 from paceline.serving.request_log import LogFields
 from paceline.serving.response_store import ResponseStore
@@ -261,12 +262,13 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     LivePage(model, names[0], service.slots, config).add(app)
     noted = FieldNotes(app, lenient=config.lenient_fields)
     batches = None if config.batch_folder is None else BatchStore(config.batch_folder)
-    runs = None if batches is None else _batch_runs(batches, noted, service)
+    quotas = metered(noted, config, service.metrics.refused)
+    runs = None if batches is None else _batch_runs(batches, quotas, service)
     BatchRoutes(batches, runs, config).add(app)
-    return guarded(noted, config, service.metrics.refused)
+    return guarded(quotas, config, service.metrics.refused)
 
 
-def _batch_runs(store: BatchStore, app: FieldNotes, service: Service) -> BatchRuns:
+def _batch_runs(store: BatchStore, app: Quotas, service: Service) -> BatchRuns:
     """Return what answers batches by the application, whose live requests leave them room."""
     room = Room(service.slots.running.total, lambda: service.model.llm.backend.gauges().max_running)
     return BatchRuns(store, app, room, service.config.max_batch_requests, service.metrics.refused)

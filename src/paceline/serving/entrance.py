@@ -50,15 +50,26 @@ CUT_SECONDS: Final = 1.0
 Json = dict[str, Any]
 
 
-def guarded(app: ASGIApp, config: ServerConfig, refused: Callable[[int], None]) -> Entrance:
-    """Put before an application what decides who may use it, and from which pages, and writes the log.
+def metered(app: ASGIApp, config: ServerConfig, refused: Callable[[int], None]) -> Quotas:
+    """Put before an application what counts requests and tokens of keys, for whoever asks it in a key's name.
 
     Args:
         refused: told the status of what is not let in.
     Raises:
         ConfigError: a file of keys that cannot be read.
     """
-    quotas = Quotas(app, limits_by_owner(config), refused)
+    return Quotas(app, limits_by_owner(config), refused)
+
+
+def guarded(quotas: Quotas, config: ServerConfig, refused: Callable[[int], None]) -> Entrance:
+    """Put before an application what decides who may use it, and from which pages, and writes the log.
+
+    Args:
+        quotas: before the application.
+        refused: told the status of what is not let in.
+    Raises:
+        ConfigError: a file of keys that cannot be read.
+    """
     guard = Guard(quotas, Keys(*read_keys(config)), config, refused)
     origins = Origins(guard, config.allowed_origins, refused)
     return Entrance(origins, refused, texts=config.log_requests, root_path=config.root_path)

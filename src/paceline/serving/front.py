@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from paceline.config import ServerConfig
 from paceline.serving.api_errors import ApiError, internal_error
 from paceline.serving.bodies import LARGE, check_items
-from paceline.serving.entrance import COMPACT, FACTS, RESPONSES, STREAM, Entrance, error_event, guarded
+from paceline.serving.entrance import COMPACT, FACTS, RESPONSES, STREAM, Entrance, error_event, guarded, metered
 from paceline.serving.limits import HEALTH, LIVE, LOAD, OPEN, Slots, refuse, reply
 from paceline.serving.metrics import Registry
 from paceline.serving.routing import Affinity, affinity_of
@@ -72,7 +72,7 @@ def front_app(fleet: Fleet, config: ServerConfig, *, shared_responses: bool = Tr
     """
     counts = _Counts((*config.served_model_name, "")[0] if config.vllm_metrics else None)
     front = Front(fleet, config, counts, shared_responses=shared_responses)
-    return guarded(front, config, counts.refused)
+    return guarded(metered(front, config, counts.refused), config, counts.refused)
 
 
 class Front:

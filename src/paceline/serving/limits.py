@@ -21,7 +21,7 @@ from paceline.serving.api_errors import ApiError
 from paceline.serving.keys import NO_LIMITS, Keys
 from paceline.utils import shortened
 
-PAGE_FILES: Final = ("page.css", "page.js", "explain.css", "tree.js")
+PAGE_FILES: Final = ("page.css", "page.js", "markdown.js", "explain.css", "tree.js")
 """The live page is made of these files, beside itself."""
 
 LIVE: Final = "/health/live"

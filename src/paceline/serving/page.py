@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from threading import Lock
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -50,6 +50,9 @@ MOST_WANTED: Final = 16
 MOST_REQUESTS: Final = 32
 """So many requests are listed."""
 
+MOST_SUMS: Final = 128
+"""Of so many requests the sums are kept, those that had a step last."""
+
 MOST_NODES: Final = 128
 MOST_TEXT: Final = 64
 """So many characters of a token are shown."""
@@ -76,10 +79,16 @@ def sees(viewer: str, owner: str) -> bool:
 
 @dataclass(slots=True)
 class DrafterCounts:
-    """Counts one drafter's share: nodes that were verified and accepted; steps with a node at each position, and those
-    in which it was accepted.
+    """Counts one drafter's share.
+
+    Attributes:
+        asked: steps in which it looked for drafts.
+        proposed, verified, accepted: its nodes.
+        tried, reached: by position in the draft, steps with a node there that was verified, and that was accepted.
     """
 
+    asked: int = 0
+    proposed: int = 0
     verified: int = 0
     accepted: int = 0
     tried: list[int] = field(default_factory=lambda: [0] * POSITIONS)
@@ -87,6 +96,8 @@ class DrafterCounts:
 
     def to_dict(self) -> Json:
         return {
+            "asked": self.asked,
+            "proposed": self.proposed,
             "verified": self.verified,
             "accepted": self.accepted,
             "tried": [*self.tried],
@@ -95,42 +106,81 @@ class DrafterCounts:
 
 
 @dataclass(slots=True)
-class Counts:
-    """Sums up the steps of what one viewer may see.
+class Sums:
+    """Sums up steps: of one request, or of all that one viewer may see.
 
     Attributes:
-        began: tells these sums from earlier ones.
-        seconds: of the steps.
-        priced_tokens, plain_seconds: tokens of steps whose plain time is known, and what plain decoding of the same
-            requests would have taken for them.
+        tokens: that came of the steps.
+        seconds: that the steps took.
+        priced_tokens, priced_seconds, plain_seconds: of steps whose plain time is known, tokens and seconds, and the
+            seconds that plain decoding of the same requests would have taken for these tokens.
+        checks: steps in which drafts were scored and whose plain time is known.
+        check_tokens, check_seconds: tokens of one sequence that came of `checks`, and seconds that these took.
+        check_plain: seconds that as many steps without drafts would have taken.
     """
 
-    began: float = field(default_factory=monotonic)
-    expires: float = 0.0
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
     priced_tokens: int = 0
+    priced_seconds: float = 0.0
     plain_seconds: float = 0.0
-    drafters: dict[str, DrafterCounts] = field(default_factory=dict)
+    checks: int = 0
+    check_tokens: float = 0.0
+    check_seconds: float = 0.0
+    check_plain: float = 0.0
 
     def add(self, record: StepRecord, mine: Sequence[int], plain: float | None) -> None:
-        """Count a step; `mine`: the numbers of its sequences that are counted."""
-        tokens = 0
-        for index in mine:
-            kept = len(record.sequences[index].context.tokens) - record.lengths[index]
-            tokens += kept
-            self._add_tree(record, index, kept)
+        """Count a step.
+
+        Args:
+            mine: the numbers of the sequences that are counted, at least one.
+            plain: seconds that the step would have taken without drafts; None where that is not known.
+        """
+        tokens = sum(kept_tokens(record, index) for index in mine)
         self.steps += 1
         self.tokens += tokens
         self.seconds += record.times.total
-        if plain is not None:
-            self.priced_tokens += tokens
-            self.plain_seconds += plain * tokens / len(mine)
+        if plain is None:
+            return
+        self.priced_tokens += tokens
+        self.priced_seconds += record.times.total
+        self.plain_seconds += plain * tokens / len(mine)
+        if any(map(len, record.trees)):
+            self.checks += 1
+            self.check_tokens += tokens / len(mine)
+            self.check_seconds += record.times.total
+            self.check_plain += plain
+
+    def to_dict(self) -> Json:
+        return {name.name: getattr(self, name.name) for name in fields(Sums)}
+
+
+@dataclass(slots=True)
+class Counts(Sums):
+    """Sums up the steps of what one viewer may see, with the drafters' shares.
+
+    Attributes:
+        began: tells these sums from earlier ones.
+    """
+
+    began: float = field(default_factory=monotonic)
+    expires: float = 0.0
+    drafters: dict[str, DrafterCounts] = field(default_factory=dict)
+
+    def add(self, record: StepRecord, mine: Sequence[int], plain: float | None) -> None:
+        """Count a step, and what each drafter did in it."""
+        Sums.add(self, record, mine, plain)
+        for name, seconds in zip(record.drafters, record.draft_seconds, strict=True):
+            self.drafters.setdefault(name, DrafterCounts()).asked += seconds > 0.0
+        for index in mine:
+            self._add_tree(record, index, kept_tokens(record, index))
 
     def _add_tree(self, record: StepRecord, index: int, kept: int) -> None:
         """Count the nodes of a sequence's tree by drafter; `kept` tokens of the step have stayed."""
         tree, verdict = record.trees[index], record.verdicts[index]
+        for source in record.proposed[index].sources.tolist():
+            self.drafters[record.drafters[source]].proposed += 1
         if not len(tree):
             return
         path = set(verdict.path[:kept]) if isinstance(verdict, Verdict) else set()
@@ -139,7 +189,7 @@ class Counts:
         for node, (source, depth, kind) in enumerate(columns):
             if kind == PROBE:
                 continue
-            counts = self.drafters.setdefault(record.drafters[source], DrafterCounts())
+            counts = self.drafters[record.drafters[source]]
             counts.verified += 1
             counts.accepted += node in path
             if depth <= POSITIONS:
@@ -152,15 +202,30 @@ class Counts:
             self.drafters[record.drafters[source]].reached[depth - 1] += 1
 
     def to_dict(self) -> Json:
-        return {
-            "began": self.began,
-            "steps": self.steps,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "priced_tokens": self.priced_tokens,
-            "plain_seconds": self.plain_seconds,
-            "drafters": {name: counts.to_dict() for name, counts in self.drafters.items()},
-        }
+        drafters = {name: counts.to_dict() for name, counts in self.drafters.items()}
+        return Sums.to_dict(self) | {"began": self.began, "drafters": drafters}
+
+
+def kept_tokens(record: StepRecord, index: int) -> int:
+    """Return how many tokens of a step have stayed in a sequence."""
+    return len(record.sequences[index].context.tokens) - record.lengths[index]
+
+
+class Look(NamedTuple):
+    """What a viewer is shown.
+
+    Attributes:
+        counts: over all requests that the viewer may know of.
+        tree: the last one whose drafts were scored, else the last one that had drafts, else the last one; None before
+            there was any.
+        words: the controller's own about the newest step, of which the tree need not be.
+        answer: sums of one request.
+    """
+
+    counts: Json
+    tree: Json | None
+    words: str | None
+    answer: Json | None
 
 
 class Onlooker:
@@ -170,16 +235,24 @@ class Onlooker:
         self._engine, self._lock, self._watching = engine, Lock(), False
         self._counts: dict[str, Counts] = {}  # by viewer
         self._wanted: dict[tuple[str, str], float] = {}  # (viewer, request), with the time at which that ends
+        self._sums: dict[
+            str, tuple[str, Sums]
+        ] = {}  # by request, with its owner; the one that had a step last at the end
         self._trees: dict[str, Json] = {}  # by request, the one that changed last at the end
         self._plain: dict[int, float] = {}  # by batch size: seconds of a step without drafts, where none else knows
-        self._last = self._took = 0.0
+        self._last = self._took = self._told = 0.0
 
     @property
     def watching(self) -> bool:
         return self._watching
 
-    def look(self, viewer: str, wanted: str) -> tuple[Json, Json | None]:
-        """Return what was counted for a viewer, and the last tree of the request that is wanted ("": of any)."""
+    def look(self, viewer: str, wanted: str, answer: str = "") -> Look:
+        """Return what a viewer is shown.
+
+        Args:
+            wanted: the request whose tree and plan are wanted; "" is the newest.
+            answer: the request whose sums are wanted; "" is none.
+        """
         now = monotonic()
         with self._lock:
             self._wanted = {key: end for key, end in self._wanted.items() if end > now}
@@ -190,8 +263,12 @@ class Onlooker:
             if not self._watching:
                 self._watching = True
                 self._engine.watchers.append(self)
-            trees = (tree for tree in reversed(self._trees.values()) if sees(viewer, tree["owner"]))
-            return counts.to_dict(), next((tree for tree in trees if wanted in ("", tree["id"])), None)
+            trees = [tree for tree in reversed(self._trees.values()) if sees(viewer, tree["owner"])]
+            trees = [tree for tree in trees if wanted in ("", tree["id"])]
+            newest, tree = (trees[0], max(trees, key=lambda tree: tree["drafts"])) if trees else (None, None)
+            owner, sums = self._sums.get(answer, ("", None))
+            told = sums.to_dict() if sums is not None and sees(viewer, owner) else None
+            return Look(counts.to_dict(), tree, None if newest is None else newest["words"], told)
 
     def __call__(self, record: StepRecord) -> None:
         """Take in a step. An error of the page ends the watching, and no request."""
@@ -212,7 +289,7 @@ class Onlooker:
     def _leave(self) -> None:
         self._watching = False
         self._engine.watchers.remove(self)
-        self._counts, self._wanted, self._trees = {}, {}, {}
+        self._counts, self._wanted, self._trees, self._sums = {}, {}, {}, {}
 
     def _count(self, record: StepRecord, viewers: dict[str, Counts]) -> None:
         owners = [owner_of(sequence.request.tenant) for sequence in record.sequences]
@@ -220,47 +297,83 @@ class Onlooker:
         for viewer, counts in viewers.items():
             if mine := [index for index, owner in enumerate(owners) if sees(viewer, owner)]:
                 counts.add(record, mine, plain)
+        for index, owner in enumerate(owners):
+            name = record.sequences[index].request.id
+            _, sums = self._sums[name] = self._sums.pop(name, (owner, Sums()))
+            sums.add(record, [index], plain)
+        while len(self._sums) > MOST_SUMS:
+            del self._sums[next(iter(self._sums))]
 
     def _plain_seconds(self, record: StepRecord) -> float | None:
         """Return what the step would have taken without drafts: its own time where it had none, else what the
         controller has measured, or such a step with as many sequences.
         """
-        size = len(record.sequences)
-        if not any(map(len, record.proposed)):
-            self._plain[size] = seconds = record.times.total
-            return seconds
+        size, own = len(record.sequences), undrafted_seconds(record)
+        if own is not None:
+            self._plain[size] = own
+            return own
         known = None
         with suppress(AttributeError):  # a plugin's controller need not have it
             known = self._engine.parts.controller.plain_seconds()
         return self._plain.get(size) if known is None else known
 
     def _keep_trees(self, record: StepRecord, wanted: Sequence[tuple[str, str]]) -> None:
-        """Keep the trees of the requests that are wanted, as often as their share of the time allows."""
+        """Keep the trees of the requests that are wanted, as often as their share of the time allows.
+
+        One with drafts stays until there is another: of steps without drafts only what was decided is kept.
+        """
         latest = {request_id: place for place, request_id in enumerate(self._trees, 1)}
         followed = {index for key in wanted for index in self._found(record, *key)}
         for index in sorted(followed, key=lambda index: latest.get(record.sequences[index].request.id, 0)):
-            sequence = record.sequences[index]
-            ended = sequence.output.finish_reason is not None
-            wait = max(LAST_EVERY if ended else TREE_EVERY, self._took / TREE_SHARE)
-            start = monotonic()
-            if start - self._last < wait:
-                continue
-            step, _ = plain_step(record, index, {}, self._engine.parts.controller.explain(index))
-            tree = {
+            kept = self._trees.get(record.sequences[index].request.id)
+            better = kept is None or drafts_in(record, index) >= kept["drafts"]
+            if not (better and self._keep_tree(record, index)) and kept is not None:
+                self._keep_words(record, index, kept)
+
+    def _keep_tree(self, record: StepRecord, index: int) -> bool:
+        """Keep a sequence's tree, if its time has come; tell whether it had."""
+        sequence = record.sequences[index]
+        ended = sequence.output.finish_reason is not None
+        wait = max(LAST_EVERY if ended else TREE_EVERY, self._took / TREE_SHARE)
+        start = monotonic()
+        if start - self._last < wait:
+            return False
+        step, _ = plain_step(record, index, {}, self._engine.parts.controller.explain(index))
+        tokens = len(sequence.output.token_ids)
+        self._keep(
+            {
                 "id": sequence.request.id,
                 "owner": owner_of(sequence.request.tenant),
-                "tokens": len(sequence.output.token_ids),
+                "at": tokens,
+                "tokens": tokens,
                 "ended": ended,
+                "drafts": drafts_in(record, index),
                 "drafters": list(record.drafters),
+                "words": step["words"],
                 "step": clipped_step(step),
             }
-            with self._lock:
-                self._trees.pop(sequence.request.id, None)
-                self._trees[sequence.request.id] = tree
-                while len(self._trees) > MOST_TREES:
-                    del self._trees[next(iter(self._trees))]
-            self._last = monotonic()
-            self._took = self._last - start
+        )
+        self._last = monotonic()
+        self._took = self._last - start
+        return True
+
+    def _keep_words(self, record: StepRecord, index: int, kept: Json) -> None:
+        """Bring up to date how far a request is and what the controller says of it; its tree stays as it was."""
+        sequence, now = record.sequences[index], monotonic()
+        ended = sequence.output.finish_reason is not None
+        if now - self._told < TREE_EVERY and not ended:
+            return
+        words = self._engine.parts.controller.explain(index)
+        more = {"tokens": len(sequence.output.token_ids), "ended": ended, "words": words}
+        self._keep(kept | more)
+        self._told = monotonic()
+
+    def _keep(self, tree: Json) -> None:
+        with self._lock:
+            self._trees.pop(tree["id"], None)
+            self._trees[tree["id"]] = tree
+            while len(self._trees) > MOST_TREES:
+                del self._trees[next(iter(self._trees))]
 
     def _found(self, record: StepRecord, viewer: str, wanted: str) -> Iterator[int]:
         """Yield the index of the last sequence that a viewer wants to see, if there is one."""
@@ -271,6 +384,16 @@ class Onlooker:
                 return
 
 
+def undrafted_seconds(record: StepRecord) -> float | None:
+    """Return how long a step without drafts took, but for drafters that looked for some; None for one with drafts."""
+    return None if any(map(len, record.proposed)) else record.times.total - record.times.draft
+
+
+def drafts_in(record: StepRecord, index: int) -> int:
+    """Return 2 where drafts of a sequence were scored, 1 where there were some that were all cut, and 0 where none."""
+    return (len(record.proposed[index]) > 0) + (len(record.trees[index]) > 0)
+
+
 def clipped_step(step: Json) -> Json:
     """Return a step with at most `MOST_NODES` nodes beside the accepted ones; what a page does not draw is left out."""
     at: dict[int, int] = {-1: -1}
@@ -279,7 +402,7 @@ def clipped_step(step: Json) -> Json:
         if node["parent"] in at and (index < MOST_NODES or node["status"] in ("accepted", "ended")):
             at[index] = len(nodes)
             nodes.append(node | {"parent": at[node["parent"]]})
-    kept = ("count", "root", "next", "top", "words", "seconds", "error")
+    kept = ("count", "root", "next", "top", "seconds", "error")
     return {key: step[key] for key in kept} | {"nodes": nodes, "drafters": [None] * len(step["drafters"])}
 
 
@@ -317,7 +440,8 @@ class LivePage:
 
     async def state(self, http: Request) -> Response:
         """Answer with all that the page shows."""
-        viewer, wanted = http.scope["owner"], http.query_params.get("request", "")[:100]
+        viewer = http.scope["owner"]
+        wanted, answer = (http.query_params.get(name, "")[:100] for name in ("request", "answer"))
         state: Json = {
             "version": __version__,
             "model": self._name,
@@ -327,14 +451,17 @@ class LivePage:
             "controller": "",
             "counts": None,
             "tree": None,
+            "words": None,
+            "answer": None,
         }
         if self._onlooker is None:
             running = self._slots.running
             count = running.total() if viewer == ADMIN else running.get(viewer, 0)
             return json_response(state | {"running": count, "waiting": 0, "requests": []})
-        counts, tree = self._onlooker.look(viewer, wanted)
+        counts, tree, words, sums = self._onlooker.look(viewer, wanted, answer)
         parts = self._llm.engine.parts
         state |= {"drafters": list(parts.drafter_set.names), "controller": parts.controller.name, "counts": counts}
+        state |= {"words": words, "answer": sums}
         state["tree"] = None if tree is None else self._shown(tree, viewer)
         return json_response(state | self._requests(viewer), headers={"Cache-Control": "no-store"})
 

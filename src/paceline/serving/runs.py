@@ -213,6 +213,7 @@ class RequestRun:
         body = self.reply.event(number, chunk)
         if options.include_segments:
             body["choices"][0]["segments"] = [{"text": text, "drafter": name} for text, name in chunk.segments]
+            body["engine_request"] = chunk.output.request_id
         if options.continuous_usage_stats:
             body["usage"] = self.usage
         elif options.include_usage:

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.config import ServerConfig
 from paceline.errors import ConfigError
-from paceline.serving.entrance import Entrance, NotReady, guarded
+from paceline.serving.entrance import Entrance, NotReady, guarded, metered
 
 NAMES: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 SIGNALS: Final = tuple(signal.Signals[name] for name in NAMES if hasattr(signal, name))
@@ -176,7 +176,7 @@ class Server:
     def not_ready(self) -> Iterator[NotReady]:
         """In this block requests are answered 503, from another thread; what it gives says why."""
         told = NotReady()
-        before = guarded(told, self._config, lambda status: None)
+        before = guarded(metered(told, self._config, lambda status: None), self._config, lambda status: None)
         server = _Stopping(self._http(before, lifespan="off"), before, LINGER)
         self.socket.listen()  # whoever comes first waits for the thread
         thread = Thread(target=server.run, kwargs={"sockets": [self.socket.dup()]}, daemon=True)
