@@ -62,6 +62,7 @@ def test_the_bundled_model_shows_equal_texts_of_every_kind_and_no_speed(
     assert "bundled model" in shown.out
     assert "speed-up" not in shown.out
     assert "/s" not in shown.out
+    assert "prediction" not in shown.err
 
 
 @pytest.mark.usefixtures("_few_tasks")
@@ -98,9 +99,11 @@ def test_a_real_model_at_hand_or_named_is_timed(run: Command, real_model: Path) 
 
 @pytest.mark.usefixtures("_few_tasks")
 @pytest.mark.parametrize(("load", "named"), [(1.2, True), (0.1, False)])
-def test_a_busy_machine_is_named(run: Command, monkeypatch: pytest.MonkeyPatch, load: float, named: bool) -> None:
+def test_a_busy_machine_is_named(
+    run: Command, monkeypatch: pytest.MonkeyPatch, real_model: Path, load: float, named: bool
+) -> None:
     monkeypatch.setattr(command, "others_load", lambda: load)
-    shown = run("demo", *FAST)
+    shown = run("demo", *FAST, "--model", real_model)
     assert shown.code == 0
     assert ("Other processes kept 1.2 of" in shown.out) is named
 

@@ -146,7 +146,7 @@ def _tokens(llm: LLM, message: str) -> list[int]:
 def _decode(llm: LLM, max_tokens: int, task: DemoTask, repeat: int) -> RequestOutput:
     """Under a user's name of its own, so that nobody learns from its answer in an earlier repeat or of another task."""
     prompt: dict[str, Any] = {"prompt_token_ids": _tokens(llm, task.prompt), "cache_salt": f"{task.id}, {repeat}"}
-    if task.prediction:
+    if task.prediction and llm.drafter_methods:  # plain decoding has no use for it, and would say so
         prompt["prediction"] = task.prediction
     structured = None if task.schema is None else StructuredOutputsParams(json=task.schema)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, structured_outputs=structured)

@@ -53,7 +53,7 @@ def command(
     chosen = {} if model is None else {"model": model}
     drafting = {"speculative_config": '{"method": "auto"}'}  # a profile may say "off", which shows nothing
     llm = open_llm(drafting | flag_values | chosen, timed=True)
-    load = 0.0 if as_json else others_load()
+    load = others_load() if model is not None and not as_json else 0.0
     rows = decoded(llm, max_tokens, repeats)
     totals = demo_totals(rows)
     if as_json:
