@@ -162,6 +162,16 @@ def test_the_names_of_llama_cpp_reach_the_model() -> None:
         assert llm.runner.info.device.type == "cpu"
 
 
+def test_what_llama_cpp_calls_otherwise_is_told(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match=r"'model_path'; did you mean model\?"):
+        asked(model_path="x.gguf")
+    with caplog.at_level(logging.WARNING, "paceline"):
+        assert asked(verbose=False, n_batch=512) == NOTHING
+    assert "verbose=False, n_batch=512" in caplog.text
+    with pytest.raises(AttributeError, match=r"call chat\(messages\)"):
+        llm.create_chat_completion  # noqa: B018
+
+
 def test_our_own_names_are_offered_first() -> None:
     with pytest.raises(ConfigError, match=r"mean max_model_len\?\), 'enforce_eagr' \(did you mean enforce_eager\?\)$"):
         asked(max_len=3, enforce_eagr=True)

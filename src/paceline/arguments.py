@@ -37,6 +37,7 @@ IGNORED: Final = frozenset(
     prefix_caching_hash_algo profiler_config pt_load_map_location ray_workers_use_nsight reasoning_parser
     safetensors_load_strategy served_model_name shutdown_timeout skip_mm_profiling stream_interval
     structured_outputs_config swap_space use_cache use_fast use_tqdm_on_load use_v2_block_manager
+    flash_attn main_gpu n_batch n_threads_batch n_ubatch numa offload_kqv use_mlock use_mmap verbose
     """.split()  # noqa: SIM905 (a list would take a line for each)
 )
 """They choose how other engines use their machine, and no output depends on them."""
@@ -119,6 +120,7 @@ NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
 MEANT: Final[Mapping[str, str]] = {
     "pretrained_model_name_or_path": "model",
     "model_id": "model",
+    "model_path": "model",
     "max_length": "max_model_len",
     "max_new_tokens": "SamplingParams(max_tokens=...)",
     "max_tokens": "SamplingParams(max_tokens=...)",
@@ -156,6 +158,8 @@ ATTRIBUTES: Final[Mapping[str, str]] = {
     "set_tokenizer": "pass tokenizer=... to LLM",
     "get_metrics": "each result has metrics of its own",
     **dict.fromkeys(("from_pretrained", "from_engine_args"), "call LLM(model)"),
+    "create_chat_completion": "call chat(messages), or serve the model",
+    "create_completion": "call generate(prompt), or serve the model",
 }
 """Attributes of other libraries' models -> what to do instead."""
 
