@@ -94,21 +94,28 @@ def both(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 def short(result: Mapping[str, Any]) -> str:
     """The README's table: what the plot shows, in figures, on every processor."""
-    heads = ("", "", *PANELS, "everyday tasks, plain / with drafts, tokens/s")
+    drafted = any(has_everyday(of_processor(result, processor)) for processor in PROCESSORS)
+    heads = ("", "", *PANELS, *(["everyday tasks, plain / with drafts, tokens/s"] if drafted else []))
     tables = []
     for processor in PROCESSORS:
         if found := of_processor(result, processor):
-            rows = [(name, engine, *_cells(one)) for name, engine, one in both(found)]
+            rows = [(name, engine, *_cells(one, drafted)) for name, engine, one in both(found)]
             made = result["parts"][f"{processor}, {next(reversed(found))}"]
             tables.append(f"{markdown(heads, rows)}\n\n{processor[0].upper()}{processor[1:]}: {origin(made)}.")
     return "\n\n".join(tables)
 
 
-def _cells(one: Mapping[str, Any]) -> Iterator[str]:
+def has_everyday(found: Mapping[str, Any]) -> bool:
+    """Whether the everyday tasks were timed on any of these files."""
+    return any("everyday" in one["paceline"] for one in found.values())
+
+
+def _cells(one: Mapping[str, Any], drafted: bool) -> Iterator[str]:
     for figure_of in PANELS.values():
         yield number(figure_of(one))
-    tasks = one.get("everyday")
-    yield f"{number(tasks['plain'])} / {number(tasks['drafts'])}" if tasks else NONE
+    if drafted:
+        tasks = one.get("everyday")
+        yield f"{number(tasks['plain'])} / {number(tasks['drafts'])}" if tasks else NONE
 
 
 def long(result: Mapping[str, Any]) -> str:
@@ -184,22 +191,25 @@ def plot(result: Mapping[str, Any]) -> str:
         for file, found in of_processor(result, processor).items()
         if file != "smollm2"
     ]
-    plt, places = pyplot(), range(len(rows))
+    plt, places, drafted = pyplot(), range(len(rows)), has_everyday(dict(rows))
     style = {"svg.fonttype": "none", "svg.hashsalt": "own computers", "font.family": "sans-serif", "font.size": 10}
     with plt.rc_context(style):
         height = 0.7 * len(rows) + 1.0
-        figure, axes = plt.subplots(1, len(PANELS) + 1, figsize=(14, height), layout="constrained", sharey=True)
+        figure, axes = plt.subplots(
+            1, len(PANELS) + drafted, figsize=(14 if drafted else 11.5, height), layout="constrained", sharey=True
+        )
         for panel, (title, figure_of) in zip(axes, PANELS.items(), strict=False):
             for offset, (key, engine), colour in zip((-0.2, 0.2), ENGINES.items(), COLOURS, strict=True):
                 _bars(panel, [place + offset for place in places], [figure_of(one[key]) for _, one in rows], colour)
                 if panel is axes[0]:
                     panel.plot([], [], color=colour, linewidth=6, label=engine)
             panel.set_title(title, loc="left", weight="bold")
-        for offset, key, colour in ((-0.2, "plain", COLOURS[1]), (0.2, "drafts", DRAFTED)):
+        for offset, key, colour in ((-0.2, "plain", COLOURS[1]), (0.2, "drafts", DRAFTED)) if drafted else ():
             tasks = [one["paceline"].get("everyday", {}).get(key) for _, one in rows]
             _bars(axes[-1], [place + offset for place in places], tasks, colour)
-        axes[0].plot([], [], color=DRAFTED, linewidth=6, label=f"Paceline, {DRAFTS}")
-        axes[-1].set_title("everyday tasks, tokens/s", loc="left", weight="bold")
+        if drafted:
+            axes[0].plot([], [], color=DRAFTED, linewidth=6, label=f"Paceline, {DRAFTS}")
+            axes[-1].set_title("everyday tasks, tokens/s", loc="left", weight="bold")
         axes[0].set_yticks(places, [name for name, _ in rows])
         axes[0].invert_yaxis()
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
