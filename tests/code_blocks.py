@@ -33,8 +33,8 @@ FENCED = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 INDENTED = re.compile(r"(?<=\n\n)((?: {4}.*\n)+)")
-ELSEWHERE = {"accelerate", "bash", "cd", "docker", "echo", "git", "guidellm", "lm_eval", "mkdocs", "mypy", "openssl"}
-ELSEWHERE |= {"pre-commit", "pytest", "ruff", "torchrun", "vllm", "."}
+ELSEWHERE = {"accelerate", "bash", "cd", "curl", "docker", "echo", "git", "guidellm", "lm_eval", "mkdocs", "mypy"}
+ELSEWHERE |= {"openssl", "pre-commit", "pytest", "ruff", "torchrun", "vllm", "."}
 """Commands of other tools; where they start a module of ours (`-m paceline`), its words are checked."""
 
 
@@ -118,6 +118,9 @@ def parsed(words: list[str], commands: typer.Typer = app) -> dict[str, Any]:
         WrongCommandError: an unknown command or flag, or a value that is missing or not of its kind.
     """
     command: Any = typer.main.get_command(commands)
+    if "--config" in words:  # a file that the reader has
+        at = words.index("--config")
+        words = [*words[:at], *words[at + 2 :]]
     try:
         context = command.make_context("paceline", list(words) or ["--help"])
         found = dict(context.params)

@@ -362,7 +362,7 @@ CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
     ),
     "from_dict of nothing": (
         lambda _: SamplingParams.from_dict(),
-        "SamplingParams.from_dict: missing a required argument: 'given'",
+        "SamplingParams.from_dict: missing a required argument: 'values'",
     ),
     "unknown in another config": (
         lambda llm: llm.with_speculative_config(confg=None),

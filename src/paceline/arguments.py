@@ -74,7 +74,7 @@ NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "convert": (("auto", "none"), "models generate text here"),
     "pooler_config": ((), "models generate text here"),
     "logprobs_mode": (("raw_logprobs",), "logprobs are those of the model before any rule"),
-    "scheduling_policy": (("fcfs",), "requests are served in the order of their arrival"),
+    "scheduling_policy": (("fcfs", "priority"), "requests begin by priority, and then in the order of their arrival"),
     "generation_config": (("auto",), "pass SamplingParams, which replaces the checkpoint's generation_config.json"),
     "override_generation_config": (
         ({},),
@@ -136,6 +136,8 @@ CALLS: Final[Mapping[str, str]] = {
     "input_ids": "prompts may hold token ids",
     "max_new_tokens": "SamplingParams(max_tokens=...)",
     "do_sample": "SamplingParams(temperature=...)",
+    "prediction": 'a prompt may be {"prompt": ..., "prediction": ...}',
+    "num_beams": 'search={"method": "beam", "beam_width": ...}',
     **dict.fromkeys(("assistant_model", "prompt_lookup_num_tokens"), "give LLM a speculative_config"),
     **{one.name: f"SamplingParams({one.name}=...)" for one in fields(SamplingParams)},
 }

@@ -107,6 +107,7 @@ def test_reset_and_system_change_what_the_model_reads(run: Command) -> None:
         ("/reset now", "/reset stands alone, got 'now' behind it"),
         ("/save", "/save needs a file"),
         ("/save /no/such/folder/x", "/no/such/folder/x cannot be written"),
+        (f"/save {__file__}", "is there already; give another file"),
     ],
 )
 def test_a_command_that_is_wrong_ends_nothing(run: Command, line: str, words: str) -> None:
@@ -114,6 +115,12 @@ def test_a_command_that_is_wrong_ends_nothing(run: Command, line: str, words: st
     assert talk.code == 0
     assert words in " ".join(talk.err.split())
     assert talk.out.strip()
+
+
+def test_other_names_of_commands(run: Command) -> None:
+    assert "/stats" in run("chat", *FAST, stdin="/?\n").err
+    assert "/stats" in run("chat", *FAST, stdin="/HELP\n").err
+    assert not run("chat", *FAST, stdin="/quit\nWhat is two plus two?\n").out
 
 
 def test_a_message_may_begin_with_a_path(run: Command) -> None:

@@ -82,8 +82,9 @@ def test_the_share_of_the_cache_is_known_where_there_is_one(llm: LLM) -> None:
 def test_the_sizes_are_the_models(llm: LLM) -> None:
     info = llm.backend.info
     most = info.vocab_size - 1
-    llm.request({"prompt_token_ids": [most] * (info.max_context - 1)}, PARAMS)
-    for tokens in ([most + 1], [most] * info.max_context):
+    token = most if llm.backend.can_draft else 1  # the last one of a diffusion model is its mask
+    llm.request({"prompt_token_ids": [token] * (info.max_context - 1)}, PARAMS)
+    for tokens in ([most + 1], [token] * info.max_context):
         with pytest.raises(ValueError, match=f"0..{most}" if len(tokens) == 1 else f"holds {info.max_context}"):
             llm.request({"prompt_token_ids": tokens}, PARAMS)
 
@@ -102,13 +103,11 @@ def test_each_kind_rejects_what_is_the_others(llm: LLM) -> None:
             check(PARAMS, plain)
 
 
-def test_what_is_wrong_with_a_request_that_begins_ends_it_alone(denoiser: LLM) -> None:
-    backend, (wrong,) = opened(denoiser, SamplingParams(top_p=0.5), PROMPTS[:1])
-    _, fine = opened(denoiser, PARAMS, PROMPTS[1:])
-    backend.step()
+def test_what_a_diffusion_model_cannot_honour_is_rejected_at_once_and_harms_nobody(denoiser: LLM) -> None:
     with pytest.raises(ConfigError, match="top_p"):
-        backend.collect(wrong.id)
-    backend.drop(wrong.id)
+        opened(denoiser, SamplingParams(top_p=0.5), PROMPTS[:1])
+    backend, fine = opened(denoiser, PARAMS, PROMPTS[1:])
+    assert backend.gauges().waiting == len(fine)
     assert chunks_of(backend, fine)[fine[0].id][-1].output.outputs[0].token_ids
 
 

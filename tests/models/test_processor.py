@@ -26,7 +26,9 @@ pytestmark = pytest.mark.skipif(
 PRODUCTS = """
 import re
 from models.translated_once import translated_once
-from paceline.models.cpu import load, store_half, strip_sums, to_bytes
+from paceline.models.cpu.integer_products import to_bytes
+from paceline.models.cpu.matrix import strip_sums
+from paceline.models.cpu.vectors import load, store_half
 
 @translated_once
 def products(kind, weights, x, sums):

@@ -152,7 +152,7 @@ def test_a_sentencepiece_model_says_what_it_needs(tmp_path: Path, name: str, mon
     with pytest.raises(CheckpointError, match=r"SentencePiece model \(tokenizer.model\), which needs ") as caught:
         Tokenizer.load(tmp_path)
     assert name in str(caught.value)
-    assert "pip install 'paceline[sentencepiece]'" in str(caught.value)
+    assert "pip install '.[sentencepiece]'" in str(caught.value)
     assert "\n" not in str(caught.value)
     (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")  # tiktoken's
     with pytest.raises(CheckpointError, match="no tokenizer could be made") as caught:

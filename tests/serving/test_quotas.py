@@ -285,3 +285,20 @@ def test_before_replicas_too_who_goes_away_has_used_what_was_decoded(
 
     with slowed(llm):
         assert left(asyncio.run(left_alone()), "tokens") <= 40 - len(PROMPT) - 1
+
+
+def test_what_a_request_leaves_open_keeps_within_the_limit_of_its_key(limited: Live) -> None:
+    for path, body in (
+        ("/completion", {"prompt": PROMPT}),
+        ("/v1/responses/compact", {"input": "Tell me more."}),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        answer = limited.http.post(path, json=body, headers={"authorization": "Bearer small"})
+        assert answer.status_code == 200, (path, answer.text)
+    told = limited.http.post("/completion", json={"prompt": PROMPT, "n_predict": 9}, headers={"x-api-key": "small"})
+    assert (told.status_code, "must be at most 8, got 9" in told.text) == (400, True)
+
+
+def test_no_path_is_redirected(limited: Live) -> None:
+    for path in ("/metrics/", "/v1/models/"):
+        assert limited.http.get(path, headers={"x-api-key": "free"}, follow_redirects=False).status_code == 404

@@ -258,7 +258,7 @@ def test_without_ray_one_line_names_the_extra(run: Command, tmp_path: Path, monk
     for words in (("serve", "--replicas", 2, "--port", 0), ("batch", "run", source, "-o", tmp_path / "o", "--ray")):
         found = run(*words)
         assert found.code == 2
-        assert found.line.endswith("needs Ray; pip install 'paceline[ray]'")
+        assert found.line.endswith("needs Ray; pip install '.[ray]'")
     assert run("serve", "--replicas", 0).line == "replicas must be an integer in 1..1024, got 0"
     assert "add --ray" in run("batch", "run", source, "-o", tmp_path / "o", "--replicas", 2).line
 
@@ -278,7 +278,7 @@ def replicas(*flags: str) -> Iterator[tuple[psutil.Process, httpx.Client]]:
         process.wait(30)
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'paceline[ray]'")
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install '.[ray]'")
 def test_replicas_answer_as_the_library_does_and_survive_a_kill(llm: LLM) -> None:
     prompts = [f"Once upon a time {number}" for number in range(6)]
     wanted = [one.outputs[0].text for one in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12))]

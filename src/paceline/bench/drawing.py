@@ -70,7 +70,7 @@ def pyplot() -> Any:
         import matplotlib as mpl
     except ImportError:
         raise ConfigError(
-            "plots are drawn with matplotlib, which is not installed; pip install 'paceline[bench]'"
+            "plots are drawn with matplotlib, which is not installed; pip install '.[bench]' in a checkout"
         ) from None
     mpl.use("Agg")
     from matplotlib import pyplot as plt

@@ -376,7 +376,7 @@ def _check_sentencepiece(folder: Path) -> None:
     if begins == b"\n" and (absent := [name for name in ("sentencepiece", "google.protobuf") if not _installed(name)]):
         raise CheckpointError(
             f"the tokenizer in {str(folder)!r} is a SentencePiece model ({file.name}), which needs "
-            f"{' and '.join(absent)}; pip install 'paceline[sentencepiece]', or add its tokenizer.json"
+            f"{' and '.join(absent)}; pip install '.[sentencepiece]', or add its tokenizer.json"
         )
 
 

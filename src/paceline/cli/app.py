@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,6 +55,14 @@ INSTEAD = {
     "command 'peers'": "run `python -m lab peers` in the repository",
     "command 'structured'": "run `python -m lab structured` in the repository",
     "command 'diffusion'": "run `python -m lab diffusion` in the repository",
+    "option: -p": "the prompt needs no flag",
+    "option: --prompt": "the prompt needs no flag",
+    "option: -n": "use --max-tokens",
+    "option: --n-predict": "use --max-tokens",
+    "option: -c": "use --max-model-len",
+    "option: -t": "use --threads",
+    "option: -m": "say first what to do with it, as in `paceline generate -m MODEL`",
+    "option: --model": "say first what to do with it, as in `paceline generate --model MODEL`",
     "option: --peers": IN_LAB,
     "option: --peer-url": IN_LAB,
     "option: --peer-model": IN_LAB,
@@ -192,7 +201,7 @@ def _explain(error: BaseException) -> tuple[int, str]:
         if "unexpected extra argument" in text:
             text += f"; {_extra(error)}"
         for name, instead in INSTEAD.items():
-            if text.startswith(f"No such {name}"):
+            if re.match(rf"No such {re.escape(name)}(?![\w-])", text):
                 text = f"No such {name}; {instead}"
         return BAD_INPUT, f"{text} See `{path} --help`" if text.endswith("?") else f"{text}; see `{path} --help`"
     return _explain_system(error)

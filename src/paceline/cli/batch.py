@@ -121,7 +121,7 @@ def run(
 ) -> None:
     """Answer a file of requests; run again after a crash, it goes on where it stopped."""
     if missing := [name for name in ("httpx", "fastapi", "prometheus_client") if find_spec(name) is None]:
-        raise ConfigError(f"`paceline batch` needs {missing[0]}; pip install 'paceline[serve]'")
+        raise ConfigError(f"`paceline batch` needs {missing[0]}; pip install '.[serve]' in a checkout")
     from paceline.batch import Requests, ResultFile
 
     flag_values |= {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}

@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from paceline.engine import RequestMetrics
 
-COMMAND = re.compile(r"/([a-z]*)(?:\s+(.*))?", re.DOTALL)
+COMMAND = re.compile(r"/([a-zA-Z?]*)(?:\s+(.*))?", re.DOTALL)
 HELP = {
     "/help": "these lines",
     "/system TEXT": "replace the system message; without TEXT show it",
@@ -24,6 +24,10 @@ HELP = {
     "/stats": "speed, drafts and memory: of the last answer, and of all",
     "/exit": "end, as Ctrl-D does",
 }
+
+
+MEANT = {"?": "help", "quit": "exit", "bye": "exit", "clear": "reset"}
+"""Names that other chats have for these commands."""
 
 
 class Ended(Exception):  # noqa: N818 - not an error
@@ -81,7 +85,8 @@ class TerminalConversation:
         found = COMMAND.fullmatch(line.strip())
         if found is None:
             return None
-        name, words = found[1], (found[2] or "").strip()
+        typed, words = found[1].lower(), (found[2] or "").strip()
+        name = MEANT.get(typed, typed)
         takes_words = {"system": self._set_system, "save": self._save}
         alone = {"help": self._help, "reset": self._reset, "stats": self._stats, "exit": self._exit}
         if name in takes_words:
@@ -112,7 +117,10 @@ class TerminalConversation:
             raise ConfigError("/save needs a file, as in /save conversation.jsonl")
         path = Path(words).expanduser()
         try:
-            path.write_text(json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n", encoding="utf-8")
+            with path.open("x", encoding="utf-8") as file:
+                file.write(json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n")
+        except FileExistsError as error:
+            raise ConfigError(f"{words} is there already; give another file") from error
         except OSError as error:
             raise ConfigError(f"{words} cannot be written ({error.strerror}); give another file") from error
         return [f"{counted(len(self.messages), 'message')} in {path}"]

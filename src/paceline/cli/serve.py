@@ -74,7 +74,7 @@ def command(
     try:
         from paceline.serving import Server, read_keys
     except ImportError as error:
-        raise ConfigError(f"`paceline serve` needs {error.name}; pip install 'paceline[serve]'") from None
+        raise ConfigError(f"`paceline serve` needs {error.name}; pip install '.[serve]' in a checkout") from None
 
     typed = context.get_parameter_source("model")
     if positional is not None and typed is not None and typed.name == "COMMANDLINE":

@@ -65,6 +65,8 @@ ELSEWHERE: Final = {
     **dict.fromkeys(("num_beams", "use_beam_search", "length_penalty", "early_stopping"), BEAMS),
     "best_of": "n outputs are returned as they are drawn",
     "guided_decoding": "structured_outputs",
+    "response_format": 'structured_outputs={"json": ...}',
+    "stop_sequences": "stop",
     "guided_json": 'structured_outputs={"json": ...}',
     "guided_regex": 'structured_outputs={"regex": ...}',
     "guided_choice": 'structured_outputs={"choice": ...}',

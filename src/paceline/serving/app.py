@@ -67,6 +67,9 @@ KEEP_ALIVE: Final = 15.0
 
 Json = dict[str, Any]
 Reply = CompletionAnswer | ChatAnswer
+PLAIN_PATHS: Final[Json] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
+"""No pages that fetch scripts, and no redirects, which would not know what a proxy in front of us is called."""
+
 ERRORS: Final[dict[int | str, Json]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
 """Routes answer this beside their own, as the OpenAPI document says."""
 
@@ -207,7 +210,7 @@ def check_files(config: ServerConfig) -> None:
         ResponseStore(config.response_file, config.max_response_bytes, config.max_response_age).close()
     if config.batch_folder is not None:
         if find_spec("python_multipart") is None:
-            raise ConfigError("batch_folder needs python-multipart; pip install 'paceline[serve]'")
+            raise ConfigError("batch_folder needs python-multipart; pip install '.[serve]' in a checkout")
         BatchStore(config.batch_folder).close()
 
 
@@ -247,14 +250,14 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
         if batches is not None:
             batches.close()
 
-    app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
+    app = FastAPI(title="Paceline", version=__version__, lifespan=life, **PLAIN_PATHS)
     app.router.route_class, app.state.readers = BodyRoute, Places(READERS)
     _add_errors(app, service)
     llama = LlamaRoutes(service.answer, model, names[0], jobs=service.jobs, slots=service.slots, config=config)
     llama.add(app)
     routes = Routes(service, llama)
     routes.add(app)
-    responses = ResponseRoutes(routes.conversation, service.store)
+    responses = ResponseRoutes(routes.conversation, service.store, service.jobs.most_new)
     responses.add(app)
     MessageRoutes(routes.conversation, service.jobs).add(app)
     texts = TextService(service.slots, service.metrics, config, lambda: service.waiting)

@@ -35,11 +35,12 @@ class CompactRequest(Body):
     previous_response_id: str | None = None
     prompt_cache_key: str | None = None
 
-    def asked(self, earlier: list[Json]) -> tuple[list[Json], ChatRequest]:
+    def asked(self, earlier: list[Json], most: int | None = None) -> tuple[list[Json], ChatRequest]:
         """Return the items of the conversation, and the chat that asks for their summary.
 
         Args:
             earlier: items of earlier turns.
+            most: tokens that an answer may have; None for any number.
         Raises:
             ApiError: there are none, or some that cannot be read.
         """
@@ -51,7 +52,7 @@ class CompactRequest(Body):
             instructions=self.instructions,
             prompt_cache_key=self.prompt_cache_key,
             input=[*(raw or []), {"role": "user", "content": ASK}],
-            max_output_tokens=MAX_SUMMARY,
+            max_output_tokens=min(MAX_SUMMARY, most or MAX_SUMMARY),
         )
         items, chat = inner.asked(earlier)
         return items[:-1], chat

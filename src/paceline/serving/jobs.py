@@ -147,7 +147,7 @@ class JobFactory:
         if request.echo and request.logprobs is not None:
             more["prompt_logprobs"] = request.logprobs
         hidden = request.max_tokens == 0
-        usual = min(16, self._most_new(owner) or 16)
+        usual = min(16, self.most_new(owner) or 16)
         params = self._params(request, owner, 1 if hidden else request.max_tokens or usual, more)
         search, branches = search_of(request, params, self._config)
         self._check_prediction(request.prediction)
@@ -340,7 +340,7 @@ class JobFactory:
         if (length := sum(map(len, texts))) > LONG:
             raise ApiError(f"{name} must be at most {LONG} characters long, got {length}", param=name)
 
-    def _most_new(self, owner: str) -> int | None:
+    def most_new(self, owner: str) -> int | None:
         """Return how many new tokens an output may have, by the server's limit and the key's; None for any number."""
         limits = (self._config.max_request_tokens, self._limits.get(owner, NO_LIMITS).max_tokens)
         return min((limit for limit in limits if limit is not None), default=None)
@@ -349,7 +349,7 @@ class JobFactory:
         self, request: DecodingRequest, owner: str, max_tokens: int | None, more: Json, prompt: str = ""
     ) -> SamplingParams:
         """Return the sampling parameters of a request, within the limits of the server and of its owner."""
-        most_new = self._most_new(owner)
+        most_new = self.most_new(owner)
         fields = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
         for name, value, most in (
             ("n", fields.get("n"), self._config.max_n),

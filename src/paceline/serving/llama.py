@@ -64,7 +64,6 @@ class LlamaRoutes:
     ) -> None:
         self._answer, self._llm, self._name, self._jobs, self._slots = answer, model.llm, name, jobs, slots
         self._context = self._llm.backend.info.max_context
-        self._most = min(self._context, config.max_request_tokens or self._context)
 
     def add(self, app: FastAPI) -> None:
         """Bind the handlers to their paths."""
@@ -83,8 +82,12 @@ class LlamaRoutes:
     def _infill(self) -> InfillPrompts:
         return InfillPrompts(self._llm.tokenizer, self._name)
 
+    def _most(self, http: Request) -> int:
+        """Return how many tokens an answer may have, by the context and the limits of the server and of the key."""
+        return min(self._context, self._jobs.most_new(http.scope["owner"]) or self._context)
+
     async def completion(self, request: LlamaRequest, http: Request) -> Response:
-        return await self._complete(request.settled(self._most), http)
+        return await self._complete(request.settled(self._most(http)), http)
 
     async def infill(self, request: InfillRequest, http: Request) -> Response:
         """Answer with what stands between a prefix and a suffix."""
@@ -103,7 +106,7 @@ class LlamaRoutes:
                 raise ApiError(str(error), param="input_prefix") from None
         if (notes := NOTES.get()) is not None:
             notes.names["prompt"] = "input_prefix"  # errors are of all parts together
-        return await self._complete(request.settled(self._most, prompt=tokens, stop_token_ids=ends), http)
+        return await self._complete(request.settled(self._most(http), prompt=tokens, stop_token_ids=ends), http)
 
     async def _complete(self, request: LlamaRequest, http: Request) -> Response:
         async def make() -> JobsAndReply:

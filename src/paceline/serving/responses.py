@@ -210,10 +210,13 @@ class ResponseRoutes:
 
     Attributes:
         running: responses that have begun, by owner and id.
+
+    Args:
+        most_new: how many tokens an answer of an owner may have; None for any number.
     """
 
-    def __init__(self, chat: ChatHandler, store: ResponseStore) -> None:
-        self._chat, self.store = chat, store
+    def __init__(self, chat: ChatHandler, store: ResponseStore, most_new: Callable[[str], int | None]) -> None:
+        self._chat, self.store, self._most_new = chat, store, most_new
         self.running: dict[tuple[str, str], ResponseTranslation] = {}
         self._background: set[asyncio.Task[Response]] = set()
 
@@ -283,7 +286,7 @@ class ResponseRoutes:
     async def compact(self, request: CompactRequest, http: Request) -> Response:
         """Answer with what the user said in a conversation, and a summary of the whole."""
         earlier = await self._earlier(http, request.previous_response_id)
-        items, chat = await asyncio.to_thread(request.asked, earlier)
+        items, chat = await asyncio.to_thread(request.asked, earlier, self._most_new(http.scope["owner"]))
         try:
             return await self._chat(chat, http, lambda run: Compaction(run, items))
         except ApiError as error:

@@ -227,9 +227,10 @@ class RequestRun:
             if outputs is None:
                 return Response(status_code=CLOSED)
             body = await asyncio.to_thread(self.reply.whole, outputs)
-            choices = {choice["index"]: choice for choice in body["choices"]}
-            for index, violations in (await self._schema_errors(dict(enumerate(outputs)))).items():
-                choices[index]["schema_errors"] = violations
+            if violations := await self._schema_errors(dict(enumerate(outputs))):
+                choices = {choice["index"]: choice for choice in body["choices"]}
+                for index, errors in violations.items():
+                    choices[index]["schema_errors"] = errors
             return await large_response(body)
         except (PacelineError, TimeoutError) as error:
             raise as_api_error(error, self._request) from None

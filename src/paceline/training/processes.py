@@ -31,7 +31,7 @@ def accelerator() -> Accelerator:
         from accelerate import Accelerator
         from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
     except ImportError:
-        raise ConfigError("training needs accelerate; pip install 'paceline[train]'") from None
+        raise ConfigError("training needs accelerate; pip install '.[train]' in a checkout") from None
     handlers = [DistributedDataParallelKwargs(broadcast_buffers=False), InitProcessGroupKwargs(timeout=WAIT)]
     return Accelerator(cpu=launched() and not torch.cuda.is_available(), kwargs_handlers=handlers)
 

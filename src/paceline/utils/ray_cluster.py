@@ -46,7 +46,7 @@ def need_ray(what: str) -> None:
         ConfigError: it is not.
     """
     if find_spec("ray") is None:
-        raise ConfigError(f"{what} needs Ray; pip install 'paceline[ray]'")
+        raise ConfigError(f"{what} needs Ray; pip install '.[ray]' in a checkout")
 
 
 @contextmanager
