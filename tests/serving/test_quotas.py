@@ -302,3 +302,23 @@ def test_what_a_request_leaves_open_keeps_within_the_limit_of_its_key(limited: L
 def test_no_path_is_redirected(limited: Live) -> None:
     for path in ("/metrics/", "/v1/models/"):
         assert limited.http.get(path, headers={"x-api-key": "free"}, follow_redirects=False).status_code == 404
+
+
+def test_what_is_decoded_behind_an_answer_and_in_a_search_is_paid_for(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"keys": [{"key": "mine", "tokens_per_minute": 600}]}))
+    with serving(AsyncLLM(llm), api_key_file=str(file), enable_search=True) as live:
+
+        def remaining() -> int:
+            return left(live.http.get("/v1/models", headers={"x-api-key": "mine"}), "tokens")
+
+        before = remaining()
+        begun = ask(live, "mine", RESPONSES, input="Count.", max_output_tokens=100, background=True).json()
+        path = f"{RESPONSES}/{begun['id']}"
+        assert comes(lambda: live.http.get(path, headers={"x-api-key": "mine"}).json()["status"] == "incomplete")
+        assert before - remaining() > 70, "100 tokens, less what some seconds give back"
+        before = remaining()
+        body = {"search": {"method": "beam", "beam_width": 4}, "max_tokens": 20, "temperature": 0}
+        usage = ask(live, "mine", **body).json()["usage"]
+        assert usage["search"]["num_tokens"] > 2 * usage["completion_tokens"]
+        assert before - remaining() > usage["search"]["num_tokens"] - 30

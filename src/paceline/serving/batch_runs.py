@@ -187,7 +187,9 @@ class BatchRuns:
                     await answer_all(requests, results, failures, sender, concurrency=self._room.most(), progress=count)
         finally:
             requests.close()
-        logger.info("batch %s: %d of %d answered, of %s", told["id"], before, len(requests), name)
+        logger.info(
+            "batch %s: %d of %d answered, of %s", told["id"], told["request_counts"]["completed"], len(requests), name
+        )
         await self._end(record, "completed")
 
     def _read(self, record: Json) -> Requests:

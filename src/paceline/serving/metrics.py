@@ -225,5 +225,7 @@ class Watch:
         completion_tokens = sum(
             len(completion.token_ids) + len(completion.reasoning_token_ids) for completion in output.outputs
         )
+        if output.search is not None:  # what it has computed beside the texts that come back
+            self._facts.use(max(0, output.search.num_tokens - completion_tokens))
         self._facts.count(len(output.prompt_token_ids), output.num_cached_tokens or 0, completion_tokens)
         self._metrics.done(output, perf_counter() - self.start)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
@@ -153,8 +153,12 @@ class Quotas:
                 await refuse(told, error, scope["path"])
                 return
         scope["metered"] = True
-        with quota.running(facts):
+        with ExitStack() as running:
+            running.enter_context(quota.running(facts))
             await self._app(scope, receive, told)
+            if (task := scope.get("goes_on")) is not None:  # decoded for behind its answer
+                later = running.pop_all()
+                task.add_done_callback(lambda _: later.close())
 
 
 def _with_headers(send: Send, quota: Quota) -> Send:

@@ -266,6 +266,7 @@ class ResponseRoutes:
 
         task = asyncio.create_task(self._chat(chat, Request(http.scope, _nothing_comes), told))
         self._background.add(task)
+        http.scope["goes_on"] = task
         task.add_done_callback(self._background.discard)
         waited: set[asyncio.Future[Any]] = {task, translation}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
