@@ -58,6 +58,20 @@ def test_a_conversation_that_outgrows_the_context_starts_over(run: Command) -> N
     assert len(found.out.splitlines()) >= 2
 
 
+def test_a_message_that_does_not_fit_alone_takes_no_earlier_one_with_it(tmp_path: Path) -> None:
+    flags = ("--max-model-len", "96", *FAST)
+    talk, file = Terminal(tmp_path, *flags), tmp_path / "kept.jsonl"
+    talk.type("", until="> ")
+    talk.type("What is two plus two?\r", until="> ")
+    assert "the context holds 96" in " ".join(talk.type(f"{'one two three ' * 100}\r", until="max_model_len").split())
+    assert "starts over" not in talk.type("caf\udce9 au lait\r".encode("utf-8", "surrogateescape"), until="> ")
+    talk.type(f"/save {file}\r", until="messages in")
+    assert (tmp_path / "history" / "chat").exists(), "before the end"
+    talk.type("/exit\r", until="/exit")
+    assert os.waitpid(talk.process, 0)[1] == 0
+    assert json.loads(file.read_text())["messages"][0]["content"] == "What is two plus two?"
+
+
 def test_a_message_longer_than_the_context_ends_it(run: Command) -> None:
     found = run("chat", "--max-model-len", 64, *FAST, stdin="one two three " * 100 + "\n")
     assert found.code == 2
@@ -152,9 +166,9 @@ class Terminal:
             os.execv(sys.executable, [sys.executable, "-m", "paceline", "chat", *flags])
         self.seen = ""
 
-    def type(self, text: str, until: str, seconds: float = 120) -> str:
+    def type(self, text: str | bytes, until: str, seconds: float = 120) -> str:
         """Type something and read until a text comes."""
-        os.write(self.end, text.encode())
+        os.write(self.end, text.encode() if isinstance(text, str) else text)
         new, limit = "", time.monotonic() + seconds
         while until not in new:
             assert time.monotonic() < limit, f"{until!r} is not in {new!r}"

@@ -157,6 +157,12 @@ def test_a_unix_socket_that_was_left_behind_makes_way_and_a_file_does_not(tmp_pa
     assert kept.read_text() == "mine"
 
 
+def test_the_path_of_a_proxy_is_taken_off_once(llm: LLM) -> None:
+    with running(llm, root_path="/llm") as server:
+        codes = [httpx.get(f"{server.url}{path}").status_code for path in ("/health", "/llm/health", "/llm/llm/health")]
+    assert codes == [200, 200, 404]
+
+
 def test_before_replicas_all_of_it_holds_too(
     llm: LLM, tmp_path: Path, certificates: dict[str, tuple[str, str]]
 ) -> None:

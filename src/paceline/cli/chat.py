@@ -125,7 +125,7 @@ def _printed(llm: LLM, talk: TerminalConversation, params: SamplingParams) -> tu
     try:
         output, stopped = print_stream(_stream(llm, talk, params))
     except PromptError as error:
-        if len(talk.turns) == 1:
+        if len(talk.turns) == 1 or not talk.fits_alone(llm):
             raise
         print(f"paceline: {error}; the conversation starts over with this message", file=sys.stderr)
         talk.start_over()

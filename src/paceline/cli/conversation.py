@@ -14,6 +14,7 @@ from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.engine import RequestMetrics
+    from paceline.llm import LLM
 
 COMMAND = re.compile(r"/([a-zA-Z?]*)(?:\s+(.*))?", re.DOTALL)
 HELP = {
@@ -68,6 +69,15 @@ class TerminalConversation:
             self.turns.pop()
         if metrics is not None:
             self.answers.append(metrics)
+
+    def fits_alone(self, llm: LLM) -> bool:
+        """Whether the last message could be answered without those before it.
+
+        Raises:
+            PromptError: it is no text that the tokenizer takes.
+        """
+        system = self.messages[: bool(self.system)]
+        return len(llm.chat_ids([*system, self.turns[-1]])) < self.context
 
     def start_over(self) -> None:
         """Forget all but the last message, which awaits its answer."""

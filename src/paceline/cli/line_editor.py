@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,12 @@ class LineEditor:
         """
         if is_terminal():
             try:
-                return input(PROMPT)
+                line = input(PROMPT)
             except EOFError:
                 print()
                 return None
+            self._keep_history()
+            return line
         if sys.stdin is None:
             return None
         if sys.stdin.isatty():
@@ -61,6 +64,13 @@ class LineEditor:
             _history_file().chmod(0o600)
         except OSError as error:
             logger.warning("the history of the chat cannot be written: %s", error)
+
+    def _keep_history(self) -> None:
+        """Write the newest line, so that a terminal that is closed does not take the history with it."""
+        if self._readline is not None:
+            with suppress(OSError):  # `close` tells
+                _history_file().touch(mode=0o600)
+                self._readline.append_history_file(1, str(_history_file()))
 
     def _prepared(self) -> Any:
         try:

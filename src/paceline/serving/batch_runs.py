@@ -42,7 +42,7 @@ class AsOwner:
         self._app, self._owner = app, owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app({**scope, "owner": self._owner}, receive, send)
+        await self._app({**scope, "owner": self._owner, "batched": True}, receive, send)
 
 
 class Room:

@@ -99,8 +99,9 @@ class Entrance:
             return
         if self._root:
             scope["root_path"] = self._root
-            if scope["path"].startswith(f"{self._root}/"):  # behind a proxy that has not taken it off
-                scope["path"] = scope["path"].removeprefix(self._root)
+            rest = scope["path"].removeprefix(self._root)
+            if rest.startswith("/") and not rest.startswith(f"{self._root}/"):  # a proxy has not taken it off
+                scope["path"] = rest  # once: the router would take a second one off
         task, exchange = asyncio.current_task(), _Exchange(scope, send, texts=self._texts)
         assert task is not None
         self._running[exchange] = task

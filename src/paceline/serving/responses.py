@@ -236,6 +236,8 @@ class ResponseRoutes:
     async def create(self, request: ResponseRequest, http: Request) -> Response:
         """Answer a request, which may go on from a stored response."""
         request.check_background()
+        if request.background and http.scope.get("batched"):
+            raise ApiError("background must be left out of a batch, which waits for its answers", param="background")
         owner, earlier = http.scope["owner"], await self._earlier(http, request.previous_response_id)
         items, chat = await asyncio.to_thread(request.asked, earlier)
         if request.stored and not await asyncio.to_thread(self.store.holds, items):
