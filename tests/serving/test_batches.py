@@ -3,6 +3,7 @@ on where the server was stopped."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import socket
@@ -20,10 +21,11 @@ from command import Command
 from serving.conftest import Live, comes, serve, slowed
 
 from paceline import LLM, AsyncLLM
-from paceline.batch import ResultFile
+from paceline.batch import BatchAnswer, BatchRequest, ResultFile
 from paceline.config import ServerConfig
 from paceline.errors import ConfigError
 from paceline.serving import check_files
+from paceline.serving.batch_runs import PoliteSender, Room
 
 serving = contextmanager(serve)
 ENDPOINT = "/v1/completions"
@@ -338,3 +340,54 @@ def test_requests_of_a_batch_count_in_the_quotas_of_their_key(openai: Any, llm: 
         assert done.request_counts.completed == 5
         assert before - left("tokens") >= 5 * 40 - 60  # and what a few seconds give back
         assert left("requests") <= 95
+
+
+def test_requests_of_a_batch_that_are_cancelled_twice_leave_their_room_to_others() -> None:
+    """As when one of them finds that the batch is to stop, and the others are cancelled while they end."""
+
+    async def slow(request: httpx.Request) -> httpx.Response:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.1)  # it ends some time after it is told to
+        return httpx.Response(200)
+
+    async def told() -> None:
+        room, stop = Room(lambda: 0, lambda: 6), asyncio.Event()
+        request = BatchRequest(custom_id="r1", url=ENDPOINT, body={"prompt": "x"})
+        async with httpx.AsyncClient(transport=httpx.MockTransport(slow), base_url="http://batch") as http:
+            sender = PoliteSender(http, room, stop)
+            sending = [asyncio.create_task(sender.send(request)) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            stop.set()
+            await asyncio.sleep(0.02)
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+            for _ in range(3):
+                await asyncio.wait_for(room.take(asyncio.Event()), 5)
+            with pytest.raises(asyncio.TimeoutError):  # the control: there are three places
+                await asyncio.wait_for(room.take(asyncio.Event()), 0.5)
+
+    asyncio.run(told())
+
+
+def test_a_request_that_waits_for_its_quota_leaves_its_place_to_others() -> None:
+    answers = iter([httpx.Response(429, headers={"retry-after": "2"}), httpx.Response(200, json={"id": "x"})])
+
+    async def told() -> None:
+        room = Room(lambda: 0, lambda: 2)  # one place
+        transport = httpx.MockTransport(lambda request: next(answers))
+        async with httpx.AsyncClient(transport=transport, base_url="http://batch") as http:
+            sender = PoliteSender(http, room, asyncio.Event())
+            request = BatchRequest(custom_id="r1", url=ENDPOINT, body={"prompt": "x"})
+            sending = asyncio.create_task(sender.send(request))
+            await asyncio.sleep(0.2)
+            await asyncio.wait_for(room.take(asyncio.Event()), 1)
+            await asyncio.sleep(3)
+            assert not sending.done(), "it comes back when there is room"
+            room.give()
+            assert isinstance(await asyncio.wait_for(sending, 5), BatchAnswer)
+            await asyncio.wait_for(room.take(asyncio.Event()), 1)
+
+    asyncio.run(told())

@@ -76,8 +76,12 @@ class Sender:
                     why = f"no server answers at {self._http.base_url} ({_words(outcome)})"
                     raise ConfigError(f"{why}; start it and run the same command again")
                 return _answer(request, outcome)
-            await asyncio.sleep(pause)
+            await self.pause(pause)
             wait = min(wait * 2, LONGEST_WAIT)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait until a request is sent again."""
+        await asyncio.sleep(seconds)
 
     async def _try(self, url: str, content: bytes) -> httpx.Response | httpx.TransportError:
         """Send a request once; returns the response, or why there is none."""

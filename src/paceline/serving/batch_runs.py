@@ -73,6 +73,28 @@ class Room:
         self._taken -= 1
 
 
+class _PlacedSender(Sender):
+    """Sends one request, which has a place in a room but while it waits to be sent again."""
+
+    def __init__(self, http: httpx.AsyncClient, room: Room, stop: asyncio.Event) -> None:
+        super().__init__(http, patience=PATIENCE)
+        self._room, self._stop, self._placed = room, stop, False
+
+    async def take(self) -> None:
+        await self._room.take(self._stop)
+        self._placed = True
+
+    def give(self) -> None:
+        if self._placed:
+            self._placed = False
+            self._room.give()
+
+    async def pause(self, seconds: float) -> None:
+        self.give()
+        await asyncio.sleep(seconds)
+        await self.take()
+
+
 class PoliteSender(Sender):
     """Sends requests of a batch when there is room for them.
 
@@ -82,11 +104,13 @@ class PoliteSender(Sender):
 
     def __init__(self, http: httpx.AsyncClient, room: Room, stop: asyncio.Event) -> None:
         super().__init__(http, patience=PATIENCE)
-        self._room, self._stop = room, stop
+        self._client, self._room, self._stop = http, room, stop
 
     async def send(self, request: BatchRequest) -> BatchAnswer:
-        await self._room.take(self._stop)
-        sending = asyncio.create_task(super().send(request))
+        sender = _PlacedSender(self._client, self._room, self._stop)
+        await sender.take()
+        sending = asyncio.create_task(sender.send(request))
+        sending.add_done_callback(lambda _: sender.give())  # whatever ends this coroutine, and at once
         stopped = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({sending, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +121,6 @@ class PoliteSender(Sender):
             for task in (sending, stopped):
                 task.cancel()
             await asyncio.gather(sending, stopped, return_exceptions=True)
-            self._room.give()
 
 
 class BatchRuns:
