@@ -53,7 +53,7 @@ def test_a_script_that_cannot_draw_says_what_to_install(monkeypatch: pytest.Monk
     common = __import__("common")
     sys.modules.pop("common")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SystemExit, match=r"pip install 'paceline\[bench\]'"):
+    with pytest.raises(SystemExit, match=r"pip install '\.\[bench\]'"):
         common.pyplot()
 
 

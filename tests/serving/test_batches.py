@@ -214,7 +214,7 @@ def test_live_requests_begin_while_a_batch_runs(openai: Any, llm: LLM, tmp_path:
 
 
 def test_a_batch_goes_on_after_a_stop(openai: Any, llm: LLM, tmp_path: Path) -> None:
-    lines = [line(number, max_tokens=4 if number < 2 else 24, ignore_eos=True) for number in range(24)]
+    lines = [line(number, max_tokens=4 if number < 2 else 300, ignore_eos=True) for number in range(24)]
     keys = ["first-key"]
     with serving(AsyncLLM(llm), batch_folder=str(tmp_path), api_key=keys) as live, slowed(llm):
         client = client_of(openai, live)

@@ -258,7 +258,7 @@ def test_without_ray_one_line_names_the_extra(run: Command, tmp_path: Path, monk
     for words in (("serve", "--replicas", 2, "--port", 0), ("batch", "run", source, "-o", tmp_path / "o", "--ray")):
         found = run(*words)
         assert found.code == 2
-        assert found.line.endswith("needs Ray; pip install '.[ray]'")
+        assert found.line.endswith("needs Ray; pip install '.[ray]' in a checkout")
     assert run("serve", "--replicas", 0).line == "replicas must be an integer in 1..1024, got 0"
     assert "add --ray" in run("batch", "run", source, "-o", tmp_path / "o", "--replicas", 2).line
 
