@@ -124,8 +124,11 @@ def _row(llm: LLM, plain: LLM, max_tokens: int, task: DemoTask, turns: Sequence[
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     ids = _tokens(llm, task.prompt)
     go_on = plain_from(plain, ids, params)
-    if task.schema is not None:  # a text that continues a prompt does not continue its JSON; so only up to a near tie
-        go_on = lambda kept: list(outputs[1][len(kept) :])  # noqa: E731
+
+    def as_it_was(kept: list[int]) -> list[int]:
+        """A text that continues a prompt does not continue its JSON, so that nothing is compared behind a near tie."""
+        return list(outputs[1][len(kept) :])
+
     return DemoRow(
         task,
         tokens=len(outputs[0]),
@@ -133,7 +136,7 @@ def _row(llm: LLM, plain: LLM, max_tokens: int, task: DemoTask, turns: Sequence[
         fast_seconds=median(turn.seconds["fast"] for turn in turns),
         steps=fast.metrics.num_steps,
         accepted=fast.metrics.num_accepted_tokens,
-        differences=differences(llm.runner, ids, *outputs, go_on),
+        differences=differences(llm.runner, ids, *outputs, go_on if task.schema is None else as_it_was),
     )
 
 
