@@ -8,7 +8,7 @@ from token to token. It does so alone, then beside floods of the other key, in t
 
 wide   requests of 64 prompts with n = 16, of 400 tokens each
 many   64 clients at once, each with n = 4
-long   16 clients, each with prompts of about 2,000 tokens
+long   16 clients, each with prompts of about 1,700 tokens
 row    one client, one request with n = 16 after the other, of 400 tokens each
 
 With --limits the floods come twice: of a key that has none, and of one whose key file has these
@@ -43,7 +43,7 @@ TEXT = "The ships came back to the harbour in the evening, and everybody went do
 FLOODS: dict[str, tuple[int, Json]] = {
     "wide": (1, {"prompt": [f"{i}. {TEXT}" for i in range(64)], "n": 16, "max_tokens": 400}),
     "many": (64, {"prompt": TEXT, "n": 4, "max_tokens": 400}),
-    "long": (16, {"prompt": TEXT * 100, "max_tokens": 32}),
+    "long": (16, {"prompt": TEXT * 80, "max_tokens": 32}),
     "row": (1, {"prompt": TEXT, "n": 16, "max_tokens": 400}),
 }
 """Clients, and what each asks for again and again."""
@@ -101,8 +101,10 @@ async def flood(address: tuple[str, int], name: str) -> AsyncIterator[list[float
                 while line := await reader.readline():
                     if line.startswith(b"data: {"):
                         got.append(time.perf_counter())
-                    elif line.startswith(b"HTTP/1.1 4"):
+                    elif line.startswith(b"HTTP/1.1 429"):
                         await asyncio.sleep(0.1)
+                    elif line.startswith(b"HTTP/1.1 4"):
+                        raise RuntimeError(f"the flood {name!r} is refused: {(await reader.read()).decode()}")
             finally:
                 writer.close()
 
@@ -110,6 +112,9 @@ async def flood(address: tuple[str, int], name: str) -> AsyncIterator[list[float
     try:
         while len(got) < 50:
             await asyncio.sleep(0.05)
+            for task in tasks:
+                if task.done():
+                    task.result()
         yield got
     finally:
         for task in tasks:
