@@ -39,6 +39,7 @@ from paceline.engine import (
     Request,
     RequestOutput,
     RolloutPool,
+    SourceReader,
     StreamChunk,
     Turns,
     as_list,
@@ -105,6 +106,7 @@ class LLM(metaclass=Named):
 
     Attributes:
         profile: the one in use, or None.
+        source: how prompts of an encoder-decoder model are read; None for all others.
         default_draft: folder of the draft model that ships with this target, or None.
         exactness: "strict, proven by self-test", or "up to near ties" and why.
         backend: decodes, whatever kind of model it is.
@@ -118,6 +120,7 @@ class LLM(metaclass=Named):
     """
 
     profile: Profile | None = None
+    source: SourceReader | None = None
     closed = False
     backend: Backend
     diffusion: DiffusionEngine | None = None
@@ -248,6 +251,8 @@ class LLM(metaclass=Named):
         self._exact: list[Exactness] = []
         if self.config.exactness == "strict":
             self._find_exactness()
+        if reads := self.runner.info.source:
+            self.source = SourceReader(reads, self.tokenizer.encode, self.defaults.decoder_start_ids)
         if profile:
             self._adopt_profile()
         self._assemble()
@@ -332,8 +337,11 @@ class LLM(metaclass=Named):
             PromptError, ConfigError: before anything runs.
         """
         self._must_be_open()
-        read = [read_prompt(item, self.tokenizer.encode) for item in as_list(prompts)]
+        read = [self._read(item) for item in as_list(prompts)]
         return self._run(read, sampling_params, use_tqdm, lora_request, search=search, priority=priority)
+
+    def _read(self, prompt: Prompt) -> ReadPrompt:
+        return read_prompt(prompt, self.tokenizer.encode, self.source)
 
     def _run(
         self,
@@ -542,7 +550,7 @@ class LLM(metaclass=Named):
         """
         self._must_draft("embed")
         info = self.backend.info
-        read = [read_prompt(item, self.tokenizer.encode) for item in as_list(prompts)]
+        read = [self._read(item) for item in as_list(prompts)]
         return EmbeddingRun(
             self.runner,
             self._turns,
@@ -583,7 +591,7 @@ class LLM(metaclass=Named):
         self._must_be_open()
         (params,) = self._params(sampling_params, 1)
         (config,) = self._searches(search, [params])
-        read = prompt if isinstance(prompt, ReadPrompt) else read_prompt(one_prompt(prompt), self.tokenizer.encode)
+        read = prompt if isinstance(prompt, ReadPrompt) else self._read(one_prompt(prompt))
         request = self._request(read, params, config)
         backend = self._backend_for([request])
         backend.check(request)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from paceline.checkpoints.config_keys import ConfigKeys, Windows, layer_specs, local_and_global, rope_spec
+from paceline.checkpoints.encoder_decoder_families import encoder_decoder_spec, is_encoder_decoder
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import LatentSpec, LayerSpec, ModelSpec, MoeSpec, RopeSpec
 from paceline.utils import shortened
@@ -392,6 +393,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         CheckpointError: a key that is missing, of the wrong kind, or contradicts another.
     """
     config = text_config(config)
+    if is_encoder_decoder(config):
+        return replace(encoder_decoder_spec(config), dtype=declared_dtype(config) or "float32")
     family = _family(config)
     keys = ConfigKeys(config, {**_COMMON, **family.defaults}, str(config["model_type"]), family.keys)
     keys.check()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from paceline.checkpoints.encoder_decoder_families import is_encoder_decoder
 from paceline.checkpoints.gguf_file import is_gguf, read_gguf
 from paceline.checkpoints.gguf_tokenizer import gguf_end_ids
 from paceline.checkpoints.tokenizer import read_json
@@ -73,10 +74,13 @@ class GenerationDefaults:
         eos_ids: end tokens, the first of them the main one; empty if nothing names any (see the top of this file).
         sampling: keyword arguments of SamplingParams, used where a user gives no sampling parameters at all (vLLM's
             `generation_config="auto"`).
+        decoder_start_ids: of an encoder-decoder model, the tokens that every text begins with; empty if nothing names
+            any.
     """
 
     eos_ids: tuple[int, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    decoder_start_ids: tuple[int, ...] = ()
 
     @classmethod
     def load(cls, folder: str | Path, tokenizer: Tokenizer | None = None) -> GenerationDefaults:
@@ -107,7 +111,17 @@ class GenerationDefaults:
                 path, tokenizer.vocab_size, size,
             )  # fmt: skip
         place = file if file.is_file() else path / "config.json" if ids else None
-        return cls(_with_words(ids, tokenizer, path, place), _sampling(generation, path))
+        starts = _decoder_start(config, generation, path) if is_encoder_decoder(config) else ()
+        return cls(_with_words(ids, tokenizer, path, place), _sampling(generation, path), starts)
+
+
+def _decoder_start(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) -> tuple[int, ...]:
+    """The start token, and the one that is forced behind it (a language, of multilingual models)."""
+    starts: list[int] = []
+    for key in ("decoder_start_token_id", "forced_bos_token_id"):
+        value = generation.get(key) if generation.get(key) is not None else config.get(key)
+        starts += _ids(value, path)[:1]
+    return tuple(starts)
 
 
 def _with_words(ids: tuple[int, ...], tokenizer: Tokenizer | None, path: Path, place: Path | None) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoints.checkpoint import INDEX, SINGLE
+from paceline.checkpoints.encoder_decoder_families import ENCODER_DECODER_FAMILIES
 from paceline.checkpoints.gguf_checkpoint import gguf_config
 from paceline.checkpoints.gguf_file import SPLIT, is_gguf, split_names
 from paceline.checkpoints.tokenizer import read_json
@@ -265,8 +266,10 @@ def _refuse_formats(folder: Path) -> None:
 
 
 def _refuse_kinds(folder: Path, config: Mapping[str, Any]) -> None:
-    """Reject models that read more than the text before."""
+    """Reject models that read more than the text before, or a source by an encoder that is ours."""
     family, kinds = str(config.get("model_type")), "encoder-decoder models"
+    if family in ENCODER_DECODER_FAMILIES:
+        return
     if config.get("is_encoder_decoder") is not True:
         kinds = _other_input(config, family)
     if kinds:

@@ -12,6 +12,13 @@ all key-value heads):
     layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`
     layers.N.shared.gate_up (2s, d), .shared.down (d, s), .shared.gate (1, d) of a shared MLP of s inner dimensions
 
+and of encoder-decoder models besides
+
+    positions.weight (rows, d), embed_norm (d,), head.bias (v,), layers.N.relative_bias.weight (buckets, h)
+    layers.N.cross_norm (d,), .cross_q (q, d), .cross_kv (2k, d), .cross_o (d, q)
+    encoder.convolutions.N (outputs, inputs, kernel), .convolutions.N.norm (outputs,)
+    encoder.* by the same names as the decoder's
+
 Norms and matrices are each .weight and perhaps .bias. Stored names are Llama's, or a family's own (`Family.names`), and
 may begin with `model.`, `language_model.model.` or `model.language_model.`; experts may be stored one by one or
 stacked. Rows of rotary embeddings that pair neighbours are put into the order (evens, odds), and so are rows in which
@@ -31,9 +38,10 @@ from functools import partial
 import torch
 
 from paceline.checkpoints.checkpoint import Checkpoint, some
+from paceline.checkpoints.encoder_decoder_families import ENCODER_DECODER_FAMILIES
 from paceline.checkpoints.families import FAMILIES, renamed
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models import ModelSpec
+from paceline.models import EncoderSpec, ModelSpec
 from paceline.utils import parts_of
 
 log = logging.getLogger("paceline")
@@ -60,6 +68,7 @@ class StoredTensor:
 
     Attributes:
         arrange: what makes the piece of the stored tensor, where it is not the same.
+        length: of the piece along that axis, where it is not the stored tensor's.
     """
 
     names: tuple[str, ...]
@@ -67,11 +76,12 @@ class StoredTensor:
     at: int = 0
     expert: int | None = None
     arrange: Arrange | None = None
+    length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CanonicalTensor:
-    """One canonical tensor, and the alternative lists of pieces that make it."""
+    """One canonical tensor, and the alternative lists of pieces that make it; what no piece fills is zeros."""
 
     name: str
     shape: Shape
@@ -85,18 +95,97 @@ class CanonicalTensor:
 
 def targets(spec: ModelSpec) -> Iterator[CanonicalTensor]:
     """All canonical tensors of a model."""
-    d, v = spec.hidden_size, spec.vocab_size
-    yield _same("embed.weight", (v, d), "embed_tokens.weight")
-    yield from _norm(spec, "final_norm", "norm")
+    d, v, encoder = spec.hidden_size, spec.vocab_size, spec.encoder
+    yield _same("embed.weight", (v, d), "embed_tokens.weight", *(SHARED if encoder is not None else ()))
     if not spec.tied:
         yield _same("head.weight", (v, d), "lm_head.weight")
+    if spec.head_bias:
+        stored = StoredTensor(("lm_head.bias",), (1, v), arrange=torch.flatten, length=v)
+        yield CanonicalTensor("head.bias", (v,), ((stored,), ()))
+    yield from _stack(spec)
+    if encoder is not None:
+        if encoder.reads == "encoder_tokens" and not encoder.shared_embedding:
+            yield _same("encoder.embed.weight", (encoder.model.vocab_size, d), "encoder.embed_tokens.weight")
+        yield from _convolutions(encoder)
+        for target in _stack(encoder.model):
+            yield _of_encoder(target)
+
+
+SHARED = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
+"""Other names of the table that embeds source and text; files may hold it under several."""
+
+COMPUTED = tuple(f"{side}embed_positions.{name}" for side in ("", "encoder.") for name in ("weight", "weights"))
+"""Sines and cosines that files may hold."""
+
+
+def _of_encoder(target: CanonicalTensor) -> CanonicalTensor:
+    """The same tensor of the encoder."""
+    recipes = tuple(
+        tuple(replace(piece, names=tuple(f"encoder.{name}" for name in piece.names)) for piece in recipe)
+        for recipe in target.recipes
+    )
+    return CanonicalTensor(f"encoder.{target.name}", target.shape, recipes)
+
+
+def _stack(spec: ModelSpec) -> Iterator[CanonicalTensor]:
+    """The layers, with what is done before the first and behind the last one."""
+    if spec.positions is not None and spec.positions.kind == "learned":
+        shape = (spec.positions.rows + spec.positions.offset, spec.hidden_size)
+        yield _same("positions.weight", shape, "embed_positions.weight")
+    if spec.embed_norm:
+        yield from _norm(spec, "embed_norm", "layernorm_embedding")
+    if spec.final_norm:
+        yield from _norm(spec, "final_norm", "norm")
     for index in range(spec.num_layers):
-        yield from (_latent_attention if spec.latent else _attention)(spec, f"layers.{index}.")
-        for name, stored in NORMS["parallel" if spec.parallel else spec.norm_placement].items():
-            yield from _norm(
-                spec, f"layers.{index}.{name}", *(f"layers.{index}.{stored_name}" for stored_name in stored)
-            )
-        yield from _transformation(spec, index)
+        yield from _layer(spec, index, f"layers.{index}.")
+
+
+def _layer(spec: ModelSpec, index: int, layer: str) -> Iterator[CanonicalTensor]:
+    yield from (_latent_attention if spec.latent else _attention)(spec, layer)
+    bias = spec.relative_bias
+    if bias is not None and (index == 0 or bias.per_layer):
+        yield _same(f"{layer}relative_bias.weight", (bias.buckets, spec.num_heads), f"{layer}relative_bias.weight")
+    if spec.encoder is not None:
+        yield from _cross_attention(spec, layer)
+    for name, stored in NORMS["parallel" if spec.parallel else spec.norm_placement].items():
+        yield from _norm(spec, f"{layer}{name}", *(f"{layer}{stored_name}" for stored_name in stored))
+    yield from _transformation(spec, index)
+
+
+def _cross_attention(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
+    d, q, k = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    at, norm = f"{layer}cross_attn.", "cross_norm" if spec.norm_placement == "pre" else "residual_cross_norm"
+    yield from _norm(spec, f"{layer}{norm}", f"{layer}cross_attn_layernorm")
+    yield from _with_bias(f"{layer}cross_q", (q, d), f"{at}q_proj", bias=spec.qkv_bias)
+    parts = [(f"{at}{name}_proj.weight", k) for name in "kv"]
+    yield _fused(f"{layer}cross_kv.weight", parts, (d,), f"{at}kv_proj.weight")
+    if spec.qkv_bias:
+        yield _without_key_bias(
+            _fused(f"{layer}cross_kv.bias", [(f"{at}{name}_proj.bias", k) for name in "kv"], (), f"{at}kv_proj.bias")
+        )
+    yield from _with_bias(f"{layer}cross_o", (d, q), f"{at}o_proj", bias=spec.o_bias)
+
+
+def _with_bias(name: str, shape: Shape, stored: str, *, bias: bool) -> Iterator[CanonicalTensor]:
+    yield _same(f"{name}.weight", shape, f"{stored}.weight")
+    if bias:
+        yield _same(f"{name}.bias", shape[:1], f"{stored}.bias")
+
+
+def _without_key_bias(target: CanonicalTensor) -> CanonicalTensor:
+    """The same, where the files may leave out the keys' part, which is zeros then (Whisper)."""
+    pieces = target.recipes[-1]
+    others = tuple(piece for piece in pieces if not piece.names[0].endswith("k_proj.bias"))
+    return replace(target, recipes=(*target.recipes, others))
+
+
+def _convolutions(encoder: EncoderSpec) -> Iterator[CanonicalTensor]:
+    for number, conv in enumerate(encoder.convolutions, 1):
+        name = f"encoder.convolutions.{number}"
+        shape = (conv.outputs, conv.inputs, conv.kernel)
+        yield from _with_bias(name, shape, name, bias=conv.bias)
+        if conv.norm:
+            yield from _with_bias(f"{name}.norm", (conv.outputs,), f"{name}.norm", bias=True)
 
 
 NORMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -109,6 +198,10 @@ NORMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "post_mlp_norm": ("post_feedforward_layernorm", "post_mlp_layernorm"),
     },
     "parallel": {"attn_norm": ("input_layernorm",)},
+    "residual": {
+        "residual_attn_norm": ("input_layernorm",),
+        "residual_mlp_norm": ("post_attention_layernorm",),
+    },
 }
 """The norms of a layer by placement, with their stored names; the first that is there counts."""
 
@@ -161,7 +254,8 @@ def _attention(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
         if wanted:
             parts = [(f"{at}{name}_proj.{kind}", width) for name, width in (("q", q), ("k", k), ("v", k))]
             turned = {} if turn is None else {part: turn for part, _ in parts[:2]}
-            yield _fused(f"{layer}qkv.{kind}", parts, rest, f"{at}qkv_proj.{kind}", turned)
+            fused = _fused(f"{layer}qkv.{kind}", parts, rest, f"{at}qkv_proj.{kind}", turned)
+            yield _without_key_bias(fused) if kind == "bias" and spec.family == "whisper" else fused
     yield _same(f"{layer}o.weight", (d, q), f"{at}o_proj.weight")
     if spec.o_bias:
         yield _same(f"{layer}o.bias", (d,), f"{at}o_proj.bias")
@@ -205,12 +299,18 @@ def _mlp(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     for kind, rest, wanted in (("weight", (d,), True), ("bias", (), spec.mlp_bias)):
         if wanted and spec.gated:
             parts = [(f"{layer}mlp.{name}_proj.{kind}", inner) for name in ("gate", "up")]
-            yield _fused(f"{layer}gate_up.{kind}", parts, rest, f"{layer}mlp.gate_up_proj.{kind}")
+            fused = _fused(f"{layer}gate_up.{kind}", parts, rest, f"{layer}mlp.gate_up_proj.{kind}")
+            turned = StoredTensor((f"{layer}mlp.up_gate_proj.{kind}",), fused.shape, arrange=_second_half_first)
+            yield replace(fused, recipes=(*fused.recipes, (turned,)))
         elif wanted:
             yield _same(f"{layer}gate_up.{kind}", (inner, *rest), f"{layer}mlp.up_proj.{kind}")
     yield _same(f"{layer}down.weight", (d, inner), f"{layer}mlp.down_proj.weight")
     if spec.mlp_bias:
         yield _same(f"{layer}down.bias", (d,), f"{layer}mlp.down_proj.bias")
+
+
+def _second_half_first(rows: torch.Tensor) -> torch.Tensor:
+    return torch.cat(rows.chunk(2)[::-1])
 
 
 GATE_UP, DOWN = (("gate_proj", "w1"), ("up_proj", "w3")), (("down_proj", "w2"),)
@@ -296,7 +396,8 @@ class StoredNames:
 
     def __init__(self, checkpoint: Checkpoint, spec: ModelSpec) -> None:
         self.checkpoint = checkpoint
-        names = FAMILIES[spec.family].names if spec.family in FAMILIES else ()
+        family = ENCODER_DECODER_FAMILIES.get(spec.family) or FAMILIES.get(spec.family)
+        names = () if family is None else family.names
         self.stored = {PREFIX.sub("", renamed(name, names)): name for name in checkpoint.entries}
         self.unused = {name for name in self.stored if not IGNORED.search(name)}
         if len(self.stored) != len(checkpoint.entries):
@@ -345,11 +446,15 @@ def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
     """Untie a spec whose files hold another head than the embedding, whatever config.json says (as transformers)."""
     if not spec.tied:
         return spec
-    names = StoredNames(checkpoint, spec)
-    if not {"lm_head.weight", "embed_tokens.weight"} <= names.stored.keys():
+    names, shape = StoredNames(checkpoint, spec), (spec.vocab_size, spec.hidden_size)
+    pieces = [
+        StoredTensor(("lm_head.weight",), shape),
+        StoredTensor(("embed_tokens.weight", *(() if spec.encoder is None else SHARED)), shape),
+    ]
+    found = [(name, piece) for piece in pieces if (name := names.find(piece)) is not None]
+    if len(found) < len(pieces):
         return spec
-    shape = (spec.vocab_size, spec.hidden_size)
-    head, embed = (names.read(name, StoredTensor((name,), shape)) for name in ("lm_head.weight", "embed_tokens.weight"))
+    head, embed = (names.read(name, piece) for name, piece in found)
     if torch.equal(head, embed):
         return spec
     log.warning("%s: config.json ties head and embedding, but the files hold two; both are used", checkpoint.folder)
@@ -394,6 +499,10 @@ def load_weights(
     names = StoredNames(checkpoint, spec)
     if spec.tied:
         names.unused.discard("lm_head.weight")
+    if spec.encoder is not None:
+        names.unused.difference_update(SHARED)
+        if spec.positions is not None and spec.positions.kind != "learned":
+            names.unused.difference_update(COMPUTED)
     weights: dict[str, torch.Tensor] = {}
     wanted = [target for target in targets(spec) if not target.name.endswith(tuple(lacking))]
     with parts_of(sum(target.size for target in wanted), "reading the weights") as done:
@@ -415,12 +524,14 @@ def _read(names: StoredNames, target: CanonicalTensor, dtype: torch.dtype, devic
     """One canonical weight, of which nothing else keeps a reference."""
     recipe = chosen_pieces(names, target)
     out = empty(target.shape, dtype, device)
+    if sum(math.prod(piece.shape) for piece, _ in recipe) < target.size:
+        out.zero_()
     for piece, name in recipe:
         place = out if piece.expert is None else out[piece.expert]
         if out.is_meta:
             names.checked(name, piece)
         else:
-            names.fill(name, piece, place.narrow(0, piece.at, piece.shape[0]))
+            names.fill(name, piece, place.narrow(0, piece.at, piece.length or piece.shape[0]))
     return out
 
 

@@ -27,6 +27,7 @@ from .parts import EngineParts as EngineParts
 from .probe import Probe as Probe
 from .prompts import Prompt as Prompt
 from .prompts import ReadPrompt as ReadPrompt
+from .prompts import SourceReader as SourceReader
 from .prompts import as_list as as_list
 from .prompts import one_prompt as one_prompt
 from .prompts import params_for as params_for

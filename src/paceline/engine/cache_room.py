@@ -46,14 +46,14 @@ class Room:
         """
         memory, prompt = self._memory, len(request.prompt_ids)
         longest = prompt + request.max_tokens - 2 + memory.widest
-        needed = memory.blocks_for(longest)
+        needed = memory.blocks_for(longest) + memory.blocks_to_come(request.inputs)
         for second in self._seconds(request.companion):
             length = len(second.prompt) + request.max_tokens - 2 + memory.widest
             longest, needed = longest + length, needed + memory.blocks_for(length)
         if needed > memory.capacity:
             raise PromptError(
                 f"a prompt of {prompt} tokens with up to {request.max_tokens} new ones needs a cache for {longest} "
-                f"tokens, but {memory.capacity * memory.block_size} fit; lower max_tokens, shorten the prompt or "
+                f"tokens{' beside its source' if request.inputs else ''}, but {memory.capacity * memory.block_size} fit; lower max_tokens, shorten the prompt or "
                 f"raise kv_cache_memory_bytes"
             )
 
@@ -117,7 +117,7 @@ class Room:
         behind = tokens - len(request.prompt_ids)
         lengths = [tokens, *(behind + len(second.prompt) for second in self._seconds(request.companion))]
         need = sum(self._memory.blocks_for(length + self._memory.widest) for length in lengths)
-        need -= self._shared(request, active)
+        need += self._memory.blocks_to_come(request.inputs) - self._shared(request, active)
         lengths += self._lengths(active)
         return self._demand(active) + len(active) + need + 1 <= self._memory.left() and self._memory.windows_fit(
             lengths
@@ -154,6 +154,7 @@ class Room:
             for cache, rows in self._rows_to_come(sequence):
                 blocks += self._memory.blocks_for(rows) if cache is None else self._memory.need(cache, rows)
             if not sequence.cache.length:
+                blocks += self._memory.blocks_to_come(sequence.request.inputs)
                 blocks -= self._shared(sequence.request, active[:index])
         return blocks
 

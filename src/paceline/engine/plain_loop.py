@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.engine.request import Request
-from paceline.models import Runner, SequenceCache
+from paceline.models import EncodesInputs, Runner, SequenceCache
 from paceline.sampling import KeyedDraws, Rules, draw_seed
 from paceline.tree import EMPTY_TREE
 
@@ -41,6 +41,8 @@ class PlainText:
         assert request.rules is not None
         self.tokens = list(request.prompt_ids)
         self.cache: SequenceCache = runner.open(len(self.tokens), request.inputs)
+        if isinstance(runner, EncodesInputs):
+            runner.encode([self.cache])
         if len(self.tokens) > 1:
             runner.extend([self.cache], [self.tokens[:-1]])
         self._rules: Rules = request.rules.fork()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
@@ -15,13 +15,16 @@ from paceline.utils import need, reject_unknown, shortened
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 KEYS = ("prompt", "prompt_token_ids", "prediction", "cache_salt", "speculative_config")
+OF_SOURCE = ("encoder_prompt", "decoder_prompt")
+"""Further keys for encoder-decoder models."""
+
 OF_OTHER_INPUT = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds")
 MEANT = {
     "input_ids": "prompt_token_ids",
     "attention_mask": "prompts of a batch are given as a list, without padding",
     "messages": "conversations go to chat",
     **dict.fromkeys(OF_OTHER_INPUT, "models read texts and token ids here"),
-    **dict.fromkeys(("encoder_prompt", "decoder_prompt"), "encoder-decoder models are not supported"),
+    **dict.fromkeys(OF_SOURCE, "this model has no encoder"),
 }
 """Keys of vLLM and transformers -> ours, or a sentence."""
 
@@ -52,7 +55,61 @@ class ReadPrompt:
     inputs: Inputs = NO_INPUTS
 
 
-def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
+@dataclass(frozen=True, slots=True)
+class SourceReader:
+    """How prompts of an encoder-decoder model are read.
+
+    Attributes:
+        reads: what its encoder reads (`EncoderSpec.reads`).
+        encode: text of a source -> ids, end token included.
+        start: tokens that every text of the decoder begins with.
+    """
+
+    reads: str
+    encode: Callable[[str], list[int]]
+    start: tuple[int, ...]
+
+    def read(self, prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
+        """Read one prompt: a source alone, or a dict with one under `encoder_prompt`, and what the output begins with
+        under `prompt` (vLLM's `decoder_prompt`) or `prompt_token_ids`.
+
+        Raises:
+            PromptError: something else, or a source that is no text for a model that reads texts.
+        """
+        if not isinstance(prompt, Mapping) or not {*OF_SOURCE, INPUTS}.intersection(prompt):
+            prompt = {"encoder_prompt": prompt}
+        given = dict(prompt)
+        source, text = given.pop("encoder_prompt", None), given.pop("decoder_prompt", given.pop("prompt", None))
+        if isinstance(text, Mapping):
+            given, text = {**text, **given}, text.get("prompt")
+        inputs = given.get(INPUTS)
+        if source is not None:
+            inputs = self._inputs(source)
+        tokens = [*self.start, *(encode(text, add_special_tokens=False) if isinstance(text, str) else [])]
+        if given.get("prompt_token_ids") is not None:
+            tokens = ids(given["prompt_token_ids"], "prompt_token_ids")
+            tokens = tokens if tokens[:1] == list(self.start[:1]) else [*self.start, *tokens]
+        if not tokens:
+            raise PromptError(
+                "this checkpoint names no token that its texts begin with (decoder_start_token_id); give prompt_token_ids"
+            )
+        rest = {key: given[key] for key in given if key not in {"prompt", "prompt_token_ids", INPUTS}}
+        read = read_prompt({**rest, "prompt_token_ids": tokens, INPUTS: inputs or NO_INPUTS}, encode)
+        return replace(read, text=text if isinstance(text, str) else None)
+
+    def _inputs(self, source: object) -> Inputs:
+        if self.reads != "encoder_tokens":
+            raise PromptError(
+                f"the encoder of this model reads {self.reads}, no text, got {shortened(source)}; use transcribe for audio"
+            )
+        if isinstance(source, Mapping):
+            source = source.get("prompt_token_ids") or source.get("prompt")
+        return Inputs(encoder_tokens=self.encode(source) if isinstance(source, str) else ids(source, "encoder_prompt"))
+
+
+def read_prompt(
+    prompt: Prompt, encode: Callable[..., list[int]], source: SourceReader | None = None
+) -> ReadPrompt:
     """Read one prompt: a text, token ids, or a dict.
 
     A dict holds a text under `prompt` or ids under `prompt_token_ids` (or both, where these are the ids of that text),
@@ -62,9 +119,12 @@ def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
 
     Args:
         encode: text -> ids, with an argument `add_special_tokens`.
+        source: of an encoder-decoder model.
     Raises:
         PromptError: something else, or a dict with an unknown key.
     """
+    if source is not None:
+        return source.read(prompt, encode)
     if not isinstance(prompt, Mapping):
         if isinstance(prompt, str):
             return ReadPrompt(prompt, encode(prompt), [])

@@ -142,9 +142,10 @@ def check_inputs(runner: Runner, request: Request) -> None:
     """Reject what a request has beside its tokens where the model cannot take it.
 
     Raises:
-        PromptError: kinds that the model does not take, embeddings behind the prompt, or no room for one new token.
+        PromptError: kinds that the model does not take, a source that is missing or does not fit, embeddings behind the
+            prompt, or no room for one new token.
     """
-    if not request.inputs:
+    if not request.inputs and not runner.info.source:
         return
     size, most = len(request.prompt_ids), context_of(runner, request.inputs)
     if size >= most:

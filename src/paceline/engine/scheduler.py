@@ -29,7 +29,7 @@ from paceline.engine.request import Request, check_inputs
 from paceline.engine.sequence import DecodingSequence, no_text, prompt_logprobs
 from paceline.engine.transcript import Transcript
 from paceline.errors import ConfigError
-from paceline.models import Runner, SequenceCache, memory_of
+from paceline.models import EncodesInputs, Runner, SequenceCache, memory_of
 from paceline.sampling import LogitRule, Rules, bad_word_token_ids
 from paceline.tree import Scores, TokenTree
 
@@ -100,6 +100,7 @@ class Scheduler:
         self.filling: list[Filling] = []
         self.running: list[DecodingSequence] = []
         self._keys = count()
+        self._encoder = runner if isinstance(runner, EncodesInputs) else None
         self.companions = Companions(
             runner,
             config.max_num_batched_tokens,
@@ -218,6 +219,7 @@ class Scheduler:
             return
         if self.room is not None:
             self._make_room(self.room)
+        self._read_sources()
         batch, prompt_chunks = self._next_chunks()
         if batch:
             wants_all = any(s.request.params.prompt_logprobs is not None and not s.begun for s in batch)
@@ -225,7 +227,7 @@ class Scheduler:
                 [s.cache for s in batch], prompt_chunks, taps=self._taps(batch, prompt_chunks), all_logits=wants_all
             )
             self._collect_prefill_results(batch, prompt_chunks, scores, wants_all)
-        for filled in [f for f in self.filling if f.first.cache.length == len(f.first.context.tokens) - 1]:
+        for filled in [filling for filling in self.filling if self._is_filled(filling.first)]:
             self._start(filled.first, filled.others)
             self.running += filled.sequences
             self.filling = [filling for filling in self.filling if filling is not filled]
@@ -357,6 +359,27 @@ class Scheduler:
         """The trees of the running sequences' next step, cut to the room that there is."""
         return trees if self.room is None else self.room.fit(batch, trees, self.active())
 
+    def _is_filled(self, sequence: DecodingSequence) -> bool:
+        return sequence.cache.length == len(sequence.context.tokens) - 1 and not self._unread(sequence)
+
+    def _unread(self, sequence: DecodingSequence) -> int:
+        """Rows that the encoder is yet to read of a sequence's source."""
+        return 0 if self._encoder is None else self._encoder.rows_to_encode(sequence.cache)
+
+    def _read_sources(self) -> None:
+        """Have the encoder read sources, whose rows count as tokens of a prompt; of an owner one at least."""
+        if self._encoder is None:
+            return
+        most, chosen = self.fairness.prefill_quota(self.config.max_num_batched_tokens), list[DecodingSequence]()
+        for sequence in [filling.first for filling in self.filling]:
+            owner, rows = sequence.request.owner, self._unread(sequence)
+            done = self.read.get(owner, 0)
+            if rows and owner in self.due and (not done or done + rows <= most):
+                chosen.append(sequence)
+                self.read[owner] = done + rows
+        if chosen:
+            self._encoder.encode([sequence.cache for sequence in chosen])
+
     def _next_chunks(self) -> tuple[list[DecodingSequence], list[list[int]]]:
         """The next tokens of the texts that are being filled, all but each text's last, which is the first root."""
         batch, chunks = [], []
@@ -365,7 +388,7 @@ class Scheduler:
             owner = sequence.request.owner
             if owner not in self.due or (left := most - self.read.get(owner, 0)) <= 0:
                 continue
-            if not sequence.cache.length and not self._begin(sequence, index):
+            if self._unread(sequence) or (not sequence.cache.length and not self._begin(sequence, index)):
                 continue
             done, text = sequence.cache.length, sequence.context.tokens
             tokens = text[done : min(len(text) - 1, done + left)]

@@ -1,3 +1,4 @@
+from .abilities import EncodesInputs as EncodesInputs
 from .abilities import HasEmbedding as HasEmbedding
 from .abilities import HasHead as HasHead
 from .abilities import LayeredRunner as LayeredRunner
@@ -35,11 +36,15 @@ from .inputs import Inputs as Inputs
 from .load import load_runner as load_runner
 from .load import resolve_device as resolve_device
 from .runners.remapped_tokens import MappedRunner as MappedRunner
+from .spec import ConvolutionSpec as ConvolutionSpec
 from .spec import DenoiserSpec as DenoiserSpec
+from .spec import EncoderSpec as EncoderSpec
 from .spec import LatentSpec as LatentSpec
 from .spec import LayerSpec as LayerSpec
 from .spec import ModelSpec as ModelSpec
 from .spec import MoeSpec as MoeSpec
+from .spec import PositionSpec as PositionSpec
+from .spec import RelativeBiasSpec as RelativeBiasSpec
 from .spec import RopeSpec as RopeSpec
 from .spec import RoutingSpec as RoutingSpec
 from .state.free_memory import available as available

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from paceline.errors import PromptError
 from paceline.models.base import Capabilities, LayerPlan, ModelInfo, Runner, SequenceCache
@@ -76,6 +76,17 @@ class TakesInputs(Protocol):
         Raises:
             PromptError: inputs of the right kinds that do not fit the model.
         """
+
+
+@runtime_checkable
+class EncodesInputs(TakesInputs, Protocol):
+    """A runner with an encoder, which reads what a sequence was opened with before its first tokens are fed."""
+
+    def rows_to_encode(self, cache: Any) -> int:
+        """Rows that the encoder would be fed for a sequence; 0 where it has been read, for this one or another."""
+
+    def encode(self, caches: Sequence[Any]) -> None:
+        """Read the inputs of sequences, in one pass; those that were read before are not read again."""
 
 
 @runtime_checkable

@@ -105,6 +105,7 @@ class ModelInfo:
             whole text would be others there; None where no text has such a border.
         stored_rows: of embedding and head in its files, where those from `vocab_size` on, which are no tokens, are left
             out; else None.
+        source: what its encoder reads, as `EncoderSpec.reads`; "" of a decoder-only model.
         passes: what computes a forward pass, on which its costs depend: "compiled" (models.cpu), "operators"
             (PyTorch's), "strict operators" or "transformers".
     """
@@ -123,6 +124,7 @@ class ModelInfo:
     declared_context: int | None = None
     rope_border: int | None = None
     stored_rows: int | None = None
+    source: str = ""
     passes: str = ""
 
 

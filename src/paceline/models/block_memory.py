@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 from paceline.models.base import Runner, SequenceCache
+from paceline.models.inputs import Inputs
 
 
 class CacheMemory(Protocol):
@@ -73,6 +74,11 @@ class CacheMemory(Protocol):
     @property
     def has_windows(self) -> bool:
         """Whether there are layers with a sliding window that give back what is behind it."""
+
+    def blocks_to_come(self, inputs: Inputs) -> int:
+        """What a request with these inputs adds beside its text, counted in blocks: what an encoder makes of its source,
+        unless another sequence has the same.
+        """
 
     def blocks_present(self, cache: SequenceCache, blocks: int) -> int:
         """With how many of the first blocks of a sequence another one can begin."""

@@ -301,6 +301,10 @@ def _started(plan: _Plan, weights: Weights, packed: PackedWeights, wanted: _Load
         from paceline.models.runners.grouped import GroupedRunner
 
         return cast(Runner, GroupedRunner(plan.result, weights, wanted.group_size, **options))
+    if plan.result.encoder is not None:
+        from paceline.models.runners.encoder_decoder import EncoderDecoderRunner
+
+        return cast(Runner, EncoderDecoderRunner(plan.result, plan.result.encoder, weights, **options))
     runner = _runner_of(plan.result)(
         plan.result, weights, strict=wanted.strict, blocks=plan.blocks, packed=packed,
         activation_bits=wanted.activation_bits or 8, **options,

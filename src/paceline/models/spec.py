@@ -95,13 +95,92 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PositionSpec:
+    """A vector for each position, added to the embeddings.
+
+    Attributes:
+        kind: "learned" (in the checkpoint); or sines in the first half of the dimensions and cosines in the second,
+            with wavelengths of 10000^(2i / dims) ("sinusoidal") or 10000^(i / (dims / 2 - 1)) ("fairseq").
+        rows: positions that there are.
+        offset: rows of the table before position 0.
+    Sources: Attention Is All You Need (arXiv:1706.03762), fairseq (arXiv:1904.01038).
+    """
+
+    kind: Literal["learned", "sinusoidal", "fairseq"]
+    rows: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelativeBiasSpec:
+    """A number for each head and each bucket of distances, added to the scores of self-attention.
+
+    Attributes:
+        buckets: half of them are single distances, the rest grow like the logarithm up to `max_distance`, and the last
+            one takes all beyond.
+        two_sided: half of the buckets are for what stands behind a position.
+        per_layer: each layer has a table of its own; else all use that of the first.
+    Source: T5 (arXiv:1910.10683).
+    """
+
+    buckets: int
+    max_distance: int
+    two_sided: bool = False
+    per_layer: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionSpec:
+    """A convolution over time in front of an encoder's layers.
+
+    Attributes:
+        inputs, outputs: channels.
+        kernel, stride, padding: in steps of time.
+        norm: what it gives is normed over all channels and all of the time (a group norm of one group).
+    """
+
+    inputs: int
+    outputs: int
+    kernel: int
+    stride: int
+    padding: int = 0
+    bias: bool = True
+    activation: Literal["gelu", "tanh"] = "gelu"
+    norm: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec:
+    """What reads the source: a transformer whose positions all see each other.
+
+    Attributes:
+        model: its layers; `model.max_context` is the longest source, in rows of its layers.
+        reads: the attribute of a request's inputs that is its source: "encoder_tokens", or the name of one of its
+            `features`: (channels, steps), or (steps,) of one channel.
+        convolutions: in front of its layers, for features.
+        shared_embedding: it embeds tokens by the decoder's table.
+    """
+
+    model: ModelSpec
+    reads: str = "encoder_tokens"
+    convolutions: tuple[ConvolutionSpec, ...] = ()
+    shared_embedding: bool = True
+
+    def rows(self, steps: int) -> int:
+        """Rows of the layers that a source of so many tokens or steps becomes; 0 or less where it is too short."""
+        for conv in self.convolutions:
+            steps = (steps + 2 * conv.padding - conv.kernel) // conv.stride + 1
+        return steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder-only transformer.
+    """A decoder-only transformer, or the decoder of an encoder-decoder model.
 
     Attributes:
         norm: "rms", or "layer" (mean and variance), whose weights have a bias beside them if `norm_bias`.
         norm_placement: "pre" (Llama), "post" (OLMo-2: each sub-layer's output is normed before it is added), "sandwich"
-            (Gemma: before and after).
+            (Gemma: before and after), "residual" (BART: the sum is normed).
         parallel: attention and MLP read the same normed state, and both outputs are added to it (Cohere).
         norm_offset: weights are stored as w - 1 (Gemma), used as 1 + w.
         qk_norm: None, "head" (over each head: Qwen3, Gemma 3) or "full" (over all heads: OLMo-2), before the rotary
@@ -113,8 +192,13 @@ class ModelSpec:
         latent: multi-head latent attention: one kv head, whose dimensions are `latent.rope` and then `latent.rank`.
         attention_sinks: each head has a logit of its own in the softmax, which belongs to no position (gpt-oss).
         gated: the MLP multiplies act(gate) * up; without, it is act(up).
-        activation: "silu", "gelu" or "gelu_tanh" on the gate; or "clamped_swiglu", in full gate * sigmoid(swiglu_alpha
-            * gate) * (up + 1), with the gate at most swiglu_limit and up within it (gpt-oss).
+        activation: "silu", "gelu", "gelu_tanh" or "relu" on the gate; or "clamped_swiglu", in full gate *
+            sigmoid(swiglu_alpha * gate) * (up + 1), with the gate at most swiglu_limit and up within it (gpt-oss).
+        positions, relative_bias: positions that are added to the embeddings, or weighed in attention; beside or instead
+            of rotary ones.
+        embed_norm: embeddings are normed, positions included. final_norm: so are the states behind the last layer.
+        head_bias: logits have a bias.
+        encoder: of an encoder-decoder model, each layer of which also attends to what its encoder made of the source.
         max_context: longest sequence that the checkpoint declares.
         dtype: the checkpoint's ("float32", "bfloat16", "float16").
         stored_rows: of embedding and head in the files, where those from `vocab_size` on, which are no tokens, are left
@@ -135,7 +219,7 @@ class ModelSpec:
     norm_eps: float = 1e-6
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = False
-    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    norm_placement: Literal["pre", "post", "sandwich", "residual"] = "pre"
     norm_offset: bool = False
     parallel: bool = False
     qk_norm: Literal["head", "full"] | None = None
@@ -144,7 +228,7 @@ class ModelSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     gated: bool = True
-    activation: Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"] = "silu"
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
     attention_scale: float | None = None
@@ -158,6 +242,12 @@ class ModelSpec:
     tied: bool = False
     moe: MoeSpec | None = None
     stored_rows: int | None = None
+    positions: PositionSpec | None = None
+    relative_bias: RelativeBiasSpec | None = None
+    embed_norm: bool = False
+    final_norm: bool = True
+    head_bias: bool = False
+    encoder: EncoderSpec | None = None
 
     @property
     def num_layers(self) -> int:

@@ -16,7 +16,7 @@ import torch
 
 from paceline.engine import fill_caches
 from paceline.errors import NumericsError, PromptError
-from paceline.models import ALL_LAYERS, HasEmbedding, HasHead, RunsLayers, memory_of
+from paceline.models import ALL_LAYERS, EncodesInputs, HasEmbedding, HasHead, RunsLayers, memory_of
 from paceline.search.branch import Branch, BranchRows
 from paceline.tree import EMPTY_TREE
 from paceline.verifiers import bad_row
@@ -209,6 +209,8 @@ class Forest:
         """A cache with what is known of the prompt."""
         request, memory = branch.request, self._prefixes
         cache = self._runner.open(len(request.prompt_ids), request.inputs)
+        if isinstance(self._runner, EncodesInputs):
+            self._runner.encode([cache])
         if memory is not None:
             memory.adopt(request.prefix_key, request.block_keys(memory), cache)
         return cache

@@ -10,6 +10,8 @@ import numpy as np
 
 from paceline.errors import ConfigError
 from paceline.models.state.cache import NativeCache
+from paceline.models.state.cross_memory import CrossMemory
+from paceline.models.state.parts import State, keys_of, memory_of_source
 from paceline.models.state.window_slots import BLOCK
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -40,12 +42,14 @@ class Segment:
         slots: how many the pending root and nodes take, or the chunk; input i lives in that of position length + i.
         done: the first `done` inputs are in their slots already; rows are fed for the rest.
         tree: of inputs that branch; None for a chain.
+        memory: what the rows see of their source; None where there is none.
     """
 
     cache: NativeCache
     slots: int
     done: int = 0
     tree: TreeShape | None = None
+    memory: CrossMemory | None = None
 
     @property
     def rows(self) -> int:
@@ -75,7 +79,7 @@ def span(segment: Segment, window: int | None) -> tuple[int, int]:
     return min(start, segment.cache.length // BLOCK * BLOCK), stop
 
 
-def chunk(cache: NativeCache, rows: int) -> Segment:
+def chunk(state: State, rows: int) -> Segment:
     """A chunk of known tokens, with room made for it.
 
     Raises:
@@ -83,22 +87,24 @@ def chunk(cache: NativeCache, rows: int) -> Segment:
     """
     if rows == 0:
         raise ConfigError("extend needs at least one token for each sequence, got none; leave that sequence out")
+    cache = keys_of(state)
     cache.reserve(rows)
     cache.scratch = 0
-    return Segment(cache, rows)
+    return Segment(cache, rows, memory=memory_of_source(state))
 
 
-def tree_segment(cache: NativeCache, tree: TokenTree, done: int) -> Segment:
+def tree_segment(state: State, tree: TokenTree, done: int) -> Segment:
     """A root with its tree, `done` of whose inputs are in scratch already."""
+    cache, memory = keys_of(state), memory_of_source(state)
     if tree is EMPTY_TREE:
-        return Segment(cache, 1)
+        return Segment(cache, 1, memory=memory)
     slots = 1 + len(tree)
     if tree.is_chain:
-        return Segment(cache, slots, done)
+        return Segment(cache, slots, done, memory=memory)
     sees = np.zeros((slots, slots), np.bool_)
     sees[:, 0] = True
     sees[1:, 1:] = tree.ancestor_mask()
-    return Segment(cache, slots, done, TreeShape(np.concatenate([[0], tree.depths]).astype(np.int64), sees))
+    return Segment(cache, slots, done, TreeShape(np.concatenate([[0], tree.depths]).astype(np.int64), sees), memory)
 
 
 def fed_tokens(roots: Sequence[int], trees: Sequence[TokenTree], segments: Sequence[Segment]) -> Sequence[int]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch.nn import functional as F
 
+from paceline.models.attention.source_attention import SourceAttention
 from paceline.models.attention.tree_attention import AttentionStep
 from paceline.models.base import ALL_LAYERS, LayerPlan
 from paceline.models.layers.experts import make_mlp, make_moe
@@ -25,6 +26,7 @@ from paceline.models.layers.linear import (
     make_norm,
     make_quantized_linear,
 )
+from paceline.models.layers.positions import position_table, relative_biases
 from paceline.models.layers.rope import Rotation, Rotations
 from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec, attention_shape
 
@@ -159,10 +161,12 @@ def _in_place(norm: Map, heads: tuple[int, int], *, flat: bool) -> Callable[[tor
 
 def head_of(spec: ModelSpec, weights: Weights, embedding: torch.Tensor, row_invariant: RowInvariance) -> Map:
     """The head's map, without norm; a tied head takes the embedding unless it is quantised."""
-    scale = weights.pop("head.scale", None)
+    scale, bias = weights.pop("head.scale", None), weights.pop("head.bias", None)
     if scale is None:
-        return make_linear(embedding if spec.tied else weights.pop("head.weight"), row_invariant=row_invariant)
-    return make_quantized_linear(weights.pop("head.weight"), scale, dtype=embedding.dtype, row_invariant=row_invariant)
+        return make_linear(embedding if spec.tied else weights.pop("head.weight"), bias, row_invariant=row_invariant)
+    return make_quantized_linear(
+        weights.pop("head.weight"), scale, bias, dtype=embedding.dtype, row_invariant=row_invariant
+    )
 
 
 def _sigmoid_by_row(x: torch.Tensor) -> torch.Tensor:
@@ -187,8 +191,9 @@ class PackedLayer:
     """One layer; takes its weights out of `layer_weights` as it packs them."""
 
     __slots__ = (
-        "_attn_norm", "_heads", "_index", "_mlp_norm", "_o", "_parallel", "_post_attn_norm", "_post_mlp_norm",
-        "_qk_norm", "_qkv", "_residual", "_rope", "_rotated", "_shape", "_sinks", "feed_forward",
+        "_attn_norm", "_cross", "_heads", "_index", "_mlp_norm", "_o", "_parallel", "_post_attn_norm",
+        "_post_mlp_norm", "_qk_norm", "_qkv", "_residual", "_residual_norms", "_rope", "_rotated", "_shape", "_sinks",
+        "feed_forward",
     )  # fmt: skip
 
     def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, layer_weights: OwnWeights) -> None:
@@ -198,6 +203,8 @@ class PackedLayer:
         self._shape = (-1, self._heads, shape.head_dim)
         self._attn_norm, self._post_attn_norm = layer_weights.norm("attn_norm"), layer_weights.norm("post_attn_norm")
         self._mlp_norm, self._post_mlp_norm = layer_weights.norm("mlp_norm"), layer_weights.norm("post_mlp_norm")
+        self._residual_norms = [layer_weights.norm(f"residual_{name}_norm") for name in ("attn", "mlp")]
+        self._cross = None if spec.encoder is None else CrossAttention(spec, shape, index, layer_weights)
         self._parallel = spec.parallel
         if spec.parallel:
             self._mlp_norm = self._attn_norm
@@ -225,13 +232,26 @@ class PackedLayer:
         attention: bool = True,
         mlp: bool = True,
         added_qkv: torch.Tensor | None = None,
+        source: SourceAttention | None = None,
     ) -> None:
-        """Add the outputs of both sub-layers, or of one of them, to x (r, hidden); `added_qkv` as of `Passes.run`."""
+        """Add the outputs of all sub-layers, or of some of them, to x (r, hidden).
+
+        Args:
+            attention: those of attention, to the source too. mlp: that of the MLP.
+            added_qkv: as of `Passes.run`. source: what rows see of their sources, of an encoder-decoder model.
+        """
         beside = self._transformed(x) if mlp and self._parallel else None
+        attn_norm, mlp_norm = self._residual_norms
         if attention:
             self._add(x, self._attended(x, step, rotations, added_qkv), self._post_attn_norm)
+            if attn_norm is not None:
+                x.copy_(attn_norm(x))
+            if self._cross is not None and source is not None:
+                self._cross.run(x, source)
         if mlp:
             self._add(x, self._transformed(x) if beside is None else beside, self._post_mlp_norm)
+            if mlp_norm is not None:
+                x.copy_(mlp_norm(x))
 
     def _attended(
         self, x: torch.Tensor, step: AttentionStep, rotations: Rotations, added_qkv: torch.Tensor | None
@@ -256,6 +276,30 @@ class PackedLayer:
             x.add_(out, alpha=self._residual)
 
 
+class CrossAttention:
+    """Attention of a decoder's rows to what the encoder made of their source.
+
+    Args:
+        layer_weights: of the layer. The map of keys and values is for the encoder's states (models.layers.encoder).
+    """
+
+    __slots__ = ("_index", "_norm", "_o", "_q", "_residual_norm", "_shape")
+
+    def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, layer_weights: OwnWeights) -> None:
+        order = head_order(shape)
+        self._index, self._shape = index, (-1, shape.heads, shape.head_dim)
+        self._norm, self._residual_norm = layer_weights.norm("cross_norm"), layer_weights.norm("residual_cross_norm")
+        self._q = layer_weights.linear("cross_q", rows=order)
+        self._o = layer_weights.linear("cross_o", columns=order)
+
+    def run(self, x: torch.Tensor, source: SourceAttention) -> None:
+        """Add what attention gives to x (r, hidden)."""
+        queries = self._q(x if self._norm is None else self._norm(x)).view(self._shape)
+        x.add_(self._o(source.attend(self._index, queries)))
+        if self._residual_norm is not None:
+            x.copy_(self._residual_norm(x))
+
+
 def head_order(shape: AttentionShape) -> torch.Tensor:
     """Row order that turns query heads stored (h, g, d) into (g, h, d)."""
     index = torch.arange(shape.heads * shape.head_dim).view(shape.kv_heads, shape.groups, shape.head_dim)
@@ -268,15 +312,22 @@ def sinks_by_head(sinks: torch.Tensor, shape: AttentionShape) -> torch.Tensor:
 
 
 class Decoder:
-    """All layers, the embedding and the head."""
+    """All layers, the embedding and the head.
+
+    Attributes:
+        biases: what distances add to the scores of attention, by layer; empty where they do not.
+    """
 
     def __init__(self, spec: ModelSpec, weights: Weights, *, row_invariant: RowInvariance = True) -> None:
         self.spec, self.shape = spec, attention_shape(spec)
         self.embedding = weights.pop("embed.weight")
         self.dtype = self.embedding.dtype
         self.to_logits = head_of(spec, weights, self.embedding, row_invariant or True)
+        self.positions = position_table(spec, weights, self.dtype, self.embedding.device)
+        self._embed_norm = norm_of(spec, weights, "embed_norm")
         self._norm = norm_of(spec, weights, "final_norm") or torch.clone
         self._scale = torch.tensor(spec.embedding_multiplier, dtype=self.dtype).item()
+        self.biases = relative_biases(spec, weights)
         self.layers = [
             PackedLayer(spec, self.shape, i, OwnWeights(weights, f"layers.{i}.", spec, row_invariant, self.dtype))
             for i in range(spec.num_layers)
@@ -293,6 +344,12 @@ class Decoder:
         """(r, hidden) new tensor, from (r,) int64 tokens on the model's device."""
         x = self.embedding.index_select(0, tokens)
         return x if self._scale == 1.0 else x.mul_(self._scale)
+
+    def placed(self, x: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        """Embeddings (r, hidden) with what their positions add, and normed, where the model does that."""
+        if self.positions is not None:
+            x += self.positions[list(positions)]
+        return x if self._embed_norm is None else self._embed_norm(x)
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """Logits (r, v) of hidden states (r, hidden), after the final norm unless `norm` is False."""
@@ -315,19 +372,20 @@ class Decoder:
         taps: Collection[int] = (),
         *,
         added_qkv: torch.Tensor | None = None,
+        source: SourceAttention | None = None,
     ) -> dict[int, torch.Tensor]:
-        """Run the planned layers in place on x (r, hidden); `added_qkv` as of `Passes.run`.
+        """Run the planned layers in place on x (r, hidden); `added_qkv` and `source` as of `PackedLayer.run`.
 
         Returns copies of x after the layers in `taps` (-1: before all).
         """
         if plan is ALL_LAYERS and not taps:
             for layer in self.layers:
-                layer.run(x, step, rotations, added_qkv=added_qkv)
+                layer.run(x, step, rotations, added_qkv=added_qkv, source=source)
             return {}
         kept = {-1: x.clone()} if -1 in taps and plan.first == 0 else {}
         for index in range(plan.first, len(self.layers) if plan.stop is None else plan.stop):
             attention, mlp = index not in plan.skip_attention, index not in plan.skip_mlp
-            self.layers[index].run(x, step, rotations, attention=attention, mlp=mlp, added_qkv=added_qkv)
+            self.layers[index].run(x, step, rotations, attention=attention, mlp=mlp, added_qkv=added_qkv, source=source)
             if index in taps:
                 kept[index] = x.clone()
         return kept

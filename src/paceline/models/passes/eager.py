@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from paceline.models.attention.segments import Segment
+from paceline.models.attention.source_attention import RelativeSteps, SourceAttention
 from paceline.models.attention.tree_attention import AttentionStep, BatchStep, Masks, SequenceStep
 from paceline.models.base import ALL_LAYERS, LayerPlan
 from paceline.models.layers.decoder import Decoder
@@ -41,7 +42,12 @@ class EagerPasses:
         decoder = self.decoder
         x = fed.clone() if isinstance(fed, torch.Tensor) else decoder.embed(fed)
         positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
-        kept = decoder.run(x, self._step(segments), self.rotary.at(positions, lengths), plan, taps, added_qkv=added_qkv)
+        if not plan.first:
+            x = decoder.placed(x, positions)
+        kept = decoder.run(
+            x, self._step(segments), self.rotary.at(positions, lengths), plan, taps,
+            added_qkv=added_qkv, source=self._source(segments),
+        )  # fmt: skip
         if len(decoder.layers) in taps:
             kept[len(decoder.layers)] = decoder.final_norm(x).contiguous()
         if logits is None:
@@ -54,7 +60,13 @@ class EagerPasses:
             scores = x.new_empty(0, decoder.spec.vocab_size)
         return PassResult(scores, x if states else x[:0], kept)
 
+    def _source(self, segments: Sequence[Segment]) -> SourceAttention | None:
+        memories = [segment.memory for segment in segments if segment.memory is not None]
+        return SourceAttention(self.decoder.shape, memories, [s.rows for s in segments]) if memories else None
+
     def _step(self, segments: Sequence[Segment]) -> AttentionStep:
+        if self.decoder.biases:
+            return RelativeSteps(self.decoder.shape, self.masks, segments, self.decoder.biases)
         if len(segments) == 1:
             return SequenceStep(self.decoder.shape, self.masks, segments[0])
         return BatchStep(self.decoder.shape, self.masks, segments)

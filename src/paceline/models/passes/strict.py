@@ -33,6 +33,8 @@ def why_not_strict(spec: ModelSpec, device: torch.device) -> str | None:
     """Why a model cannot decode in strict mode there, or None."""
     if device.type != "cpu":
         return f"no form of its passes on {device.type.upper()} is known to keep the bits of a row"
+    if spec.encoder is not None:
+        return "no form of attention to its source is known to keep the bits of a row"
     kinds = sorted({rope.kind for rope in spec.ropes.values()} & {"dynamic", "longrope"})
     if kinds:
         return f"the angles of its {kinds[0]} rotary embedding depend on the length of the text"
@@ -91,4 +93,5 @@ class StrictPasses:
 def _cut(part: SegmentPart) -> Segment:
     """The inputs of a segment up to the part's end, of which those before the part are in their slots."""
     whole, stop = part.segment, part.stop
-    return Segment(whole.cache, stop, part.first, None if whole.tree is None else whole.tree.until(stop))
+    tree = None if whole.tree is None else whole.tree.until(stop)
+    return Segment(whole.cache, stop, part.first, tree, whole.memory)

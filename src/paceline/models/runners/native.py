@@ -40,7 +40,7 @@ from paceline.models.spec import ModelSpec
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.cache_memory import ArenaMemory
-from paceline.models.state.parts import StateOperations
+from paceline.models.state.parts import State, StateOperations, keys_of
 from paceline.models.state.window_slots import windows_of
 from paceline.tree import Scores, TokenTree
 
@@ -145,7 +145,7 @@ class NativeRunner(StateOperations[NativeCache]):
     @torch.inference_mode()
     def extend(
         self,
-        caches: Sequence[NativeCache],
+        caches: Sequence[State],
         tokens: Sequence[Sequence[int]],
         *,
         taps: Sequence[int] = (),
@@ -162,7 +162,7 @@ class NativeRunner(StateOperations[NativeCache]):
     @torch.inference_mode()
     def extend_embeddings(
         self,
-        caches: Sequence[NativeCache],
+        caches: Sequence[State],
         embeddings: Sequence[torch.Tensor],
         *,
         taps: Sequence[int] = (),
@@ -174,7 +174,7 @@ class NativeRunner(StateOperations[NativeCache]):
 
     def _extend(
         self,
-        caches: Sequence[NativeCache],
+        caches: Sequence[State],
         rows: Sequence[int],
         fed: Sequence[int] | torch.Tensor,
         taps: Sequence[int],
@@ -195,7 +195,7 @@ class NativeRunner(StateOperations[NativeCache]):
     @torch.inference_mode()
     def score(
         self,
-        caches: Sequence[NativeCache],
+        caches: Sequence[State],
         roots: Sequence[int],
         trees: Sequence[TokenTree],
         *,
@@ -230,7 +230,7 @@ class NativeRunner(StateOperations[NativeCache]):
     @torch.inference_mode()
     def run_layers(
         self,
-        caches: Sequence[NativeCache],
+        caches: Sequence[State],
         roots: Sequence[int],
         trees: Sequence[TokenTree],
         *,
@@ -263,7 +263,7 @@ class NativeRunner(StateOperations[NativeCache]):
     @torch.inference_mode()
     def run_states(
         self,
-        caches: Sequence[NativeCache],
+        caches: Sequence[State],
         trees: Sequence[TokenTree],
         computed: Sequence[int],
         hidden: torch.Tensor,
@@ -293,19 +293,19 @@ class NativeRunner(StateOperations[NativeCache]):
         return self.passes.head(hidden, norm=norm)
 
     def _segments(
-        self, caches: Sequence[NativeCache], trees: Sequence[TokenTree], computed: Sequence[int] | None
+        self, caches: Sequence[State], trees: Sequence[TokenTree], computed: Sequence[int] | None
     ) -> list[Segment]:
         segments = []
         for i, (cache, tree) in enumerate(zip(caches, trees, strict=True)):
-            done = computed[i] if computed is not None else 0
-            if not 0 <= done <= min(cache.scratch, len(tree)):
+            done, keys = computed[i] if computed is not None else 0, keys_of(cache)
+            if not 0 <= done <= min(keys.scratch, len(tree)):
                 raise ConfigError(
-                    f"computed[{i}] must lie in 0..{min(cache.scratch, len(tree))} (inputs already scored, one left), "
+                    f"computed[{i}] must lie in 0..{min(keys.scratch, len(tree))} (inputs already scored, one left), "
                     f"got {done}"
                 )
             segment = tree_segment(cache, tree, done)
-            cache.reserve(segment.slots)
-            cache.scratch = segment.slots
+            keys.reserve(segment.slots)
+            keys.scratch = segment.slots
             segments.append(segment)
         return segments
 

@@ -5,11 +5,13 @@ are kept. Who runs, waits or shares is for the engine to say.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from paceline.errors import ConfigError
 from paceline.models.base import PartAbilities
+from paceline.models.inputs import Inputs
 from paceline.models.state.arena import Arena, blocks_for, pieces_of
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.free_memory import available
@@ -36,18 +38,32 @@ LEAST_BYTES = 256
 """What counting a block costs at least, where no layer keeps all keys."""
 
 
+class SourceBytes(Protocol):
+    """What sources cost beside the keys and values of the texts (models.state.cross_memory)."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the sources that sequences have."""
+
+    def bytes_to_come(self, inputs: Inputs) -> int:
+        """That a sequence with these inputs would add; 0 where others have read the same."""
+
+
 class ArenaMemory:
     """See `models.block_memory.CacheMemory`.
 
     Args:
         arena: where keys and values are.
         abilities: of a sequence's whole state; what not all of its parts can share is neither found nor kept.
+        sources: what counts beside the blocks, as so many blocks; None where nothing does.
     """
 
     block_size = BLOCK
 
-    def __init__(self, arena: Arena, abilities: PartAbilities = NativeCache.abilities) -> None:
-        self._arena, self.can_share_prefixes = arena, abilities.shared
+    def __init__(
+        self, arena: Arena, abilities: PartAbilities = NativeCache.abilities, sources: SourceBytes | None = None
+    ) -> None:
+        self._arena, self.can_share_prefixes, self._sources = arena, abilities.shared, sources
         self._left, self._chunk = (-1, 0), 1
 
     @property
@@ -132,7 +148,14 @@ class ArenaMemory:
     def spare(self) -> int:
         """Blocks that can be taken at no cost: free ones, those by which the cache may grow."""
         pool = self._arena.pool
-        return self.capacity + 1 - len(pool.counts) + pool.free
+        return self.capacity + 1 - len(pool.counts) + pool.free - self._source_blocks()
+
+    def _source_blocks(self) -> int:
+        return 0 if self._sources is None else -(-self._sources.held_bytes // self.block_bytes)
+
+    def blocks_to_come(self, inputs: Inputs) -> int:
+        """See `models.block_memory.CacheMemory.blocks_to_come`."""
+        return 0 if self._sources is None else -(-self._sources.bytes_to_come(inputs) // self.block_bytes)
 
     def left(self) -> int:
         """Blocks that can be taken: spare ones and those of kept prefixes."""
@@ -142,7 +165,7 @@ class ArenaMemory:
             counts = pool.counts.copy()
             np.subtract.at(counts, np.asarray(self._arena.prefixes.blocks, np.int64), 1)
             self._left = (pool.changes, self.capacity + 1 - len(counts) + int((counts == 0).sum()))
-        return self._left[1]
+        return self._left[1] - self._source_blocks()
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many tokens."""

@@ -23,6 +23,7 @@ from typing import Generic, Protocol, Self, TypeVar
 from paceline.errors import ConfigError
 from paceline.models.base import PartAbilities
 from paceline.models.state.cache import NativeCache
+from paceline.models.state.cross_memory import CrossMemory, SourcePart
 
 
 class StatePart(Protocol):
@@ -120,12 +121,25 @@ class CompositeState:
 
 
 State = NativeCache | CompositeState
+"""Of a sequence of a native runner."""
+
 S = TypeVar("S", bound=StatePart)
 
 
 def keys_of(state: State) -> NativeCache:
     """The keys and values of a sequence."""
     return state.cache if isinstance(state, CompositeState) else state
+
+
+def memory_of_source(state: State) -> CrossMemory | None:
+    """What a sequence sees of its source, where it has one.
+
+    Raises:
+        ConfigError: the encoder was not run.
+    """
+    if not isinstance(state, CompositeState):
+        return None
+    return next((part.read() for part in state.others if isinstance(part, SourcePart)), None)
 
 
 class StateOperations(Generic[S]):

@@ -1,0 +1,103 @@
+"""The encoder of an encoder-decoder model: what a source becomes before the decoder attends to it.
+
+Sources: Attention Is All You Need (arXiv:1706.03762), Whisper (arXiv:2212.04356), Moonshine (arXiv:2410.15608).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F
+
+from paceline.models.attention.source_attention import EncoderStep
+from paceline.models.layers.decoder import OwnWeights, PackedLayer, Weights, norm_of
+from paceline.models.layers.linear import RowInvariance
+from paceline.models.layers.positions import position_table, relative_biases
+from paceline.models.layers.rope import Rotary
+from paceline.models.spec import ConvolutionSpec, EncoderSpec, ModelSpec, attention_shape
+from paceline.models.state.cross_memory import CrossMemory
+
+PREFIX = "encoder."
+
+
+class Encoder:
+    """Sources in, what the decoder attends to out; many are read side by side, and none depends on its neighbours.
+
+    Args:
+        spec: of the whole model.
+        weights: canonical ones; those of the encoder, and of what turns its states into the decoder's keys and values,
+            are taken out.
+    """
+
+    def __init__(self, spec: ModelSpec, weights: Weights, *, row_invariant: RowInvariance = True) -> None:
+        self._memory_shape, embedding = (-1, 2 * spec.num_kv_heads, spec.head_dim), weights["embed.weight"]
+        self._memory_maps = [
+            OwnWeights(weights, f"layers.{i}.", spec, row_invariant, embedding.dtype).linear("cross_kv")
+            for i in range(spec.num_layers)
+        ]
+        own = {name.removeprefix(PREFIX): weights.pop(name) for name in list(weights) if name.startswith(PREFIX)}
+        self.spec = _encoder_of(spec)
+        model, dtype, device = self.spec.model, embedding.dtype, embedding.device
+        self.shape, self.dtype = attention_shape(model), dtype
+        self._convolutions = [_Convolution(conv, own, number) for number, conv in enumerate(self.spec.convolutions, 1)]
+        self._embedding = own.pop("embed.weight", embedding)
+        self._scale = torch.tensor(model.embedding_multiplier, dtype=dtype).item()
+        self._positions = position_table(model, own, dtype, device)
+        self._embed_norm, self._norm = norm_of(model, own, "embed_norm"), norm_of(model, own, "final_norm")
+        self._biases, self._rotary = relative_biases(model, own), Rotary(model.ropes, device, dtype)
+        self._layers = [
+            PackedLayer(model, self.shape, i, OwnWeights(own, f"layers.{i}.", model, row_invariant, dtype))
+            for i in range(model.num_layers)
+        ]
+
+    def read(self, sources: Sequence[torch.Tensor]) -> list[CrossMemory]:
+        """What the decoder attends to, of each source; as for `run`."""
+        return [
+            CrossMemory(tuple(make(states).view(self._memory_shape) for make in self._memory_maps))
+            for states in self.run(sources)
+        ]
+
+    def run(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """States (rows, hidden) of each source: ids (tokens,) int64, or features (channels, steps) or (steps,)."""
+        embedded = [self._embedded(source) for source in sources]
+        rows = [len(states) for states in embedded]
+        x, at = torch.cat(embedded), [position for count in rows for position in range(count)]
+        if self._positions is not None:
+            x += self._positions[at]
+        if self._embed_norm is not None:
+            x = self._embed_norm(x)
+        step, rotations = EncoderStep(self.shape, rows, self._biases), self._rotary.at(at, ())
+        for layer in self._layers:
+            layer.run(x, step, rotations)
+        return list((x if self._norm is None else self._norm(x)).split(rows))
+
+    def _embedded(self, source: torch.Tensor) -> torch.Tensor:
+        """(rows, hidden) in a tensor of its own."""
+        if not self._convolutions:
+            return self._embedding[source] * self._scale
+        x = source.to(self.dtype).view(-1, source.shape[-1])
+        for convolution in self._convolutions:
+            x = convolution.run(x)
+        return x.t().contiguous()
+
+
+def _encoder_of(spec: ModelSpec) -> EncoderSpec:
+    assert spec.encoder is not None, "a decoder-only model has no encoder"
+    return spec.encoder
+
+
+class _Convolution:
+    def __init__(self, spec: ConvolutionSpec, weights: Weights, number: int) -> None:
+        name = f"convolutions.{number}"
+        self._spec, self._act = spec, torch.tanh if spec.activation == "tanh" else F.gelu
+        self._weight, self._bias = weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None)
+        self._norm = (weights.pop(f"{name}.norm.weight"), weights.pop(f"{name}.norm.bias")) if spec.norm else None
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        """(inputs, steps) -> (outputs, fewer steps)."""
+        spec = self._spec
+        out = self._act(F.conv1d(x.unsqueeze(0), self._weight, self._bias, spec.stride, spec.padding))
+        if self._norm is not None:
+            out = F.group_norm(out, 1, *self._norm)
+        return out[0]

@@ -1,0 +1,180 @@
+"""Encoder-decoder models: a native runner for the decoder, and an encoder that reads each source once.
+
+A sequence is opened with its source (`Inputs.encoder_tokens`, or one of `Inputs.features`), which `encode` reads before
+the first tokens are fed. What came of it is kept by the contents' digest as long as a sequence uses it, so that all
+outputs and forks of a request, and requests with the same source, share it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from paceline.errors import PromptError
+from paceline.models.abilities import check_inputs
+from paceline.models.inputs import NO_INPUTS, Inputs
+from paceline.models.layers.decoder import Weights
+from paceline.models.layers.encoder import Encoder
+from paceline.models.runners.native import NativeRunner
+from paceline.models.spec import EncoderSpec, ModelSpec
+from paceline.models.state.cache import NativeCache
+from paceline.models.state.cache_memory import ArenaMemory
+from paceline.models.state.cross_memory import CrossMemory, SourcePart
+from paceline.models.state.parts import CompositeState, StateOperations
+from paceline.utils import shortened
+
+
+class EncoderDecoderRunner(StateOperations[CompositeState]):
+    """See `models.base.Runner` and `models.abilities.EncodesInputs`.
+
+    Args:
+        spec: of the whole model. weights: canonical ones of both parts.
+        options: as of `NativeRunner`.
+
+    Attributes:
+        native: the decoder. encoder: the encoder.
+        sources_read: how many sources the encoder has read so far.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        encoder: EncoderSpec,
+        weights: Weights,
+        *,
+        name: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_context: int | None = None,
+        compiled: bool = True,
+    ) -> None:
+        with torch.inference_mode():
+            self.encoder = Encoder(spec, weights)
+        native = self.native = NativeRunner(
+            spec, weights, name=name, device=device, dtype=dtype, max_context=max_context, compiled=compiled
+        )
+        self.info = replace(native.info, fingerprint=f"{native.info.fingerprint}-encoder", source=encoder.reads)
+        self.spec, self.source, self.capabilities = spec, encoder, native.capabilities
+        self.memory = ArenaMemory(native.arena, sources=self)
+        self.input_kinds = ("encoder_tokens",) if encoder.reads == "encoder_tokens" else ("features",)
+        self.extend, self.score, self.run_layers = native.extend, native.score, native.run_layers
+        self.embed, self.head = native.embed, native.head
+        self._memories = WeakValueDictionary[str, CrossMemory]()
+        self.sources_read = 0
+
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
+        """See `Runner.open`. Without inputs, as for measurements and self-tests, the source is the shortest there is."""
+        cache = NativeCache(self.native.arena, prompt_length)
+        if not inputs:
+            return CompositeState(cache, [SourcePart(inputs, self._shortest)])
+        self.most_tokens(inputs)
+        return CompositeState(cache, [SourcePart(inputs, self._memories.get(inputs.digest))])
+
+    @functools.cached_property
+    def _shortest(self) -> CrossMemory:
+        steps = next(steps for steps in itertools.count(1) if self.source.rows(steps) > 0)
+        with torch.inference_mode():
+            channels = [conv.inputs for conv in self.source.convolutions[:1]]
+            source = torch.zeros(*channels, steps) if channels else torch.zeros(1, dtype=torch.int64)
+            return self.encoder.read([source.to(self.info.device)])[0]
+
+    def most_tokens(self, inputs: Inputs) -> int:
+        """See `TakesInputs.most_tokens`.
+
+        Raises:
+            PromptError: no source, or one that is empty, too long, or of another shape or vocabulary.
+        """
+        check_inputs(self, inputs)
+        self._rows(inputs)
+        return self.info.max_context
+
+    def rows_to_encode(self, cache: CompositeState) -> int:
+        """See `EncodesInputs.rows_to_encode`."""
+        part = _source_of(cache)
+        if part.memory is None:
+            part.memory = self._memories.get(part.inputs.digest)
+        return 0 if part.memory is not None else self._rows(part.inputs)
+
+    @torch.inference_mode()
+    def encode(self, caches: Sequence[CompositeState]) -> None:
+        """See `EncodesInputs.encode`."""
+        parts = [_source_of(cache) for cache in caches]
+        inputs = {part.inputs.digest: part.inputs for part in parts if part.inputs.digest not in self._memories}
+        memories = (
+            dict(zip(inputs, self.encoder.read([self._tensor(one) for one in inputs.values()]), strict=True))
+            if inputs
+            else {}
+        )
+        self._memories.update(memories)
+        self.sources_read += len(memories)
+        for part in parts:
+            part.memory = self._memories[part.inputs.digest]
+
+    @property
+    def held_bytes(self) -> int:
+        """See `models.state.cache_memory.SourceBytes`."""
+        return sum(memory.nbytes for memory in list(self._memories.values()))
+
+    def bytes_to_come(self, inputs: Inputs) -> int:
+        """See `models.state.cache_memory.SourceBytes`."""
+        if inputs.digest in self._memories:
+            return 0
+        spec = self.spec
+        row = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * self.info.dtype.itemsize
+        return self._rows(inputs) * row
+
+    def _tensor(self, inputs: Inputs) -> torch.Tensor:
+        device = self.info.device
+        if self.source.reads == "encoder_tokens":
+            return torch.tensor(inputs.encoder_tokens, dtype=torch.int64, device=device)
+        return torch.from_numpy(np.array(inputs.features[self.source.reads])).to(device)
+
+    def _rows(self, inputs: Inputs) -> int:
+        """Rows of the encoder's layers that a source becomes."""
+        source, most = self.source, self.source.model.max_context
+        if source.reads == "encoder_tokens":
+            steps = len(inputs.encoder_tokens)
+            self._check_tokens(inputs)
+        else:
+            steps = self._checked_features(inputs).shape[-1]
+        rows = source.rows(steps)
+        if not 0 < rows <= most:
+            unit = "tokens" if source.reads == "encoder_tokens" else "steps"
+            raise PromptError(
+                f"the source has {steps} {unit}, which become {max(rows, 0)} rows of the encoder of {self.info.name}, "
+                f"and it takes 1..{most}; {'give more' if rows < 1 else 'shorten or split it'}"
+            )
+        return rows
+
+    def _check_tokens(self, inputs: Inputs) -> None:
+        if not inputs.encoder_tokens:
+            raise PromptError(f"{self.info.name} reads a source before it writes, got none; give an encoder_prompt")
+        if (highest := max(inputs.encoder_tokens)) >= self.source.model.vocab_size:
+            size = self.source.model.vocab_size
+            raise PromptError(f"token ids of an encoder_prompt must lie in 0..{size - 1}, got {highest}")
+
+    def _checked_features(self, inputs: Inputs) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        name, channels = self.source.reads, self.source.convolutions[0].inputs
+        wanted = f"({channels}, steps)" if channels > 1 else "(steps,)"
+        if set(inputs.features) != {name}:
+            raise PromptError(
+                f"{self.info.name} reads the features {name!r} {wanted} before it writes, got "
+                f"{shortened(sorted(inputs.features)) if inputs.features else 'none'}"
+            )
+        array = inputs.features[name]
+        shape = array.shape[:-1]
+        if array.dtype.kind != "f" or shape != (() if channels == 1 else (channels,)) or not np.isfinite(array).all():
+            raise PromptError(
+                f"{name} must be finite floating-point numbers {wanted}, got {array.dtype} of shape {array.shape}"
+            )
+        return array
+
+
+def _source_of(cache: CompositeState) -> SourcePart:
+    return next(part for part in cache.others if isinstance(part, SourcePart))

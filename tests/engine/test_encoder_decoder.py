@@ -1,0 +1,180 @@
+"""Encoder-decoder models behind the engine: prompts with a source, drafts that read it, outputs that share it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_encoder_decoder as tiny
+import torch
+
+from paceline import LLM, PromptError, SamplingParams
+from paceline.bundled import BUNDLED
+from paceline.engine import decode_plainly
+from paceline.models import Inputs
+
+VOCABULARY = json.loads((BUNDLED / "target" / "config.json").read_text())["vocab_size"]
+GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+METHODS = ("ngram", "suffix", "copyspec", "token_recycling", "auto")
+
+
+def words(folder: Path) -> Path:
+    for file in (BUNDLED / "target").glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["t5", "marian"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A model of transformers, and its folder with a tokenizer."""
+    folder = tmp_path_factory.mktemp(request.param)
+    sizes = {"vocab_size": VOCABULARY, "eos_token_id": 1}
+    if request.param == "marian":
+        sizes |= {"decoder_vocab_size": VOCABULARY, "forced_eos_token_id": None}
+    return tiny.make(request.param, folder, **sizes), words(folder)
+
+
+def sources(count: int) -> list[list[int]]:
+    random = np.random.default_rng(0)
+    return [random.integers(3, VOCABULARY, 7 + 9 * i).tolist() for i in range(count)]
+
+
+def by_transformers(model: Any, source: list[int], **options: Any) -> list[list[int]]:
+    given = {"max_new_tokens": 24, "min_new_tokens": 24, "do_sample": False} | options
+    with torch.no_grad():
+        return [row[1:] for row in model.generate(torch.tensor([source]), **given).tolist()]
+
+
+@pytest.mark.parametrize("method", [None, *METHODS])
+def test_texts_are_those_of_transformers(method: str | None, pair: tuple[Any, Path]) -> None:
+    model, folder = pair
+    llm = LLM(folder, dtype="float32", speculative_config=method and {"method": method})
+    outputs = llm.generate([{"encoder_prompt": one} for one in sources(4)], GREEDY)
+    for source, output in zip(sources(4), outputs, strict=True):
+        assert [output.outputs[0].token_ids] == by_transformers(model, source)
+
+
+def test_beams_are_those_of_transformers(pair: tuple[Any, Path]) -> None:
+    model, folder = pair
+    llm = LLM(folder, dtype="float32", speculative_config=None)
+    params = SamplingParams(max_tokens=24, temperature=0, n=3, ignore_eos=True)
+    for source in sources(3):
+        (output,) = llm.generate({"encoder_prompt": source}, params, search={"method": "beam", "beam_width": 3})
+        want = by_transformers(model, source, num_beams=3, num_return_sequences=3)
+        assert [one.token_ids for one in output.outputs] == want
+
+
+def test_drafts_leave_drawn_texts_as_they_are(pair: tuple[Any, Path]) -> None:
+    """Keyed noise: the same seed draws the same tokens, drafted or not; n outputs read the source once."""
+    _, folder = pair
+    params = SamplingParams(max_tokens=24, temperature=1.0, top_k=5, n=3, seed=7, ignore_eos=True)
+    texts = []
+    for method in (None, {"method": "ngram"}):
+        llm = LLM(folder, dtype="float32", speculative_config=method)
+        (output,) = llm.generate({"encoder_prompt": sources(1)[0]}, params)
+        texts.append([one.token_ids for one in output.outputs])
+        assert llm.runner.sources_read == 1
+    if method is not None:
+        assert len({tuple(text) for text in texts[0]}) == 3
+    request = llm.request({"encoder_prompt": sources(1)[0]}, params)[0]
+    llm.engine.check(request)
+    plain = decode_plainly(llm.runner, [request], llm.defaults.eos_ids)
+    assert [len(text) for text in plain[0]] == [24, 24, 24]
+
+
+def test_the_encoder_counts_against_the_tokens_of_a_step(pair: tuple[Any, Path]) -> None:
+    _, folder = pair
+    llm = LLM(folder, dtype="float32", speculative_config=None, max_num_batched_tokens=16)
+    llm.generate([{"encoder_prompt": one} for one in sources(3)], GREEDY)  # 7, 16 and 25 rows
+    requests = [llm.request({"encoder_prompt": one}, GREEDY)[0] for one in sources(3)]
+    for request in requests:
+        llm.engine.add(request)
+    read = []
+    for _ in range(3):
+        llm.engine.step()
+        read.append(llm.runner.sources_read - 3)
+    assert read == [1, 2, 3]
+
+
+def test_equal_texts_with_other_sources_share_nothing(pair: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests whose decoder prompts are equal; with the digest dropped (the control) the second takes the first's
+    keys and values, and its text is wrong.
+    """
+    _, folder = pair
+    first, second = sources(2)
+    start = list(LLM(folder, dtype="float32", speculative_config=None).defaults.decoder_start_ids)
+    prompt = start + list(range(10, 60))
+
+    def texts(llm: LLM) -> list[list[int]]:
+        return [
+            llm.generate({"encoder_prompt": one, "prompt_token_ids": prompt}, GREEDY)[0].outputs[0].token_ids
+            for one in (first, second)
+        ]
+
+    alone = [texts(LLM(folder, dtype="float32", speculative_config=None))[0]]
+    alone.append(LLM(folder, dtype="float32", speculative_config=None).generate(
+        {"encoder_prompt": second, "prompt_token_ids": prompt}, GREEDY)[0].outputs[0].token_ids)  # fmt: skip
+    assert texts(LLM(folder, dtype="float32", speculative_config=None)) == alone
+    assert alone[0] != alone[1]
+    monkeypatch.setattr("paceline.engine.request.Request.prefix_key", "the same for all")
+    assert texts(LLM(folder, dtype="float32", speculative_config=None)) != alone
+
+
+def test_prompts_in_all_spellings(pair: tuple[Any, Path]) -> None:
+    llm = LLM(pair[1], dtype="float32", speculative_config=None)
+    start = list(llm.defaults.decoder_start_ids)
+    text = "The ships came back."
+    ids = llm.tokenizer.encode(text)
+    outputs = llm.generate(
+        [
+            text,
+            ids,
+            {"encoder_prompt": text},
+            {"encoder_prompt": {"prompt_token_ids": ids}, "decoder_prompt": None},
+            {"encoder_prompt": text, "prompt_token_ids": []},
+        ],
+        GREEDY,
+    )
+    assert {tuple(one.outputs[0].token_ids) for one in outputs} == {tuple(outputs[0].outputs[0].token_ids)}
+    assert outputs[0].prompt_token_ids == start
+    begun = llm.generate({"encoder_prompt": text, "prompt": "They"}, GREEDY)[0]
+    assert begun.prompt_token_ids == [*start, *llm.tokenizer.encode("They", add_special_tokens=False)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"encoder_prompt": []}, "reads a source before it writes"),
+        ({"encoder_prompt": [10**6]}, "must lie in 0.."),
+        ({"encoder_prompt": 5}, "encoder_prompt must be"),
+        ({"encoder_prompt": "x", "wrong": 1}, "'wrong'"),
+        ({"inputs": Inputs(features={"sound": np.zeros(4, np.float32)})}, "takes tokens and encoder_tokens"),
+    ],
+)
+def test_wrong_prompts_are_named(prompt: Any, message: str, pair: tuple[Any, Path]) -> None:
+    llm = LLM(pair[1], dtype="float32", speculative_config=None)
+    with pytest.raises(PromptError, match=message):
+        llm.generate(prompt, GREEDY)
+
+
+def test_models_without_an_encoder_say_so() -> None:
+    with pytest.raises(PromptError, match="this model has no encoder"):
+        LLM().generate({"encoder_prompt": "x", "prompt": "y"}, GREEDY)
+
+
+def test_memory_counts_sources(pair: tuple[Any, Path]) -> None:
+    llm = LLM(pair[1], dtype="float32", speculative_config=None, kv_cache_memory_bytes=200_000)
+    source = sources(4)[3]
+    memory = llm.runner.memory
+    assert memory.blocks_to_come(Inputs(encoder_tokens=source)) > 0
+    with pytest.raises(PromptError, match="beside its source"):
+        llm.generate({"encoder_prompt": source * 2, "prompt_token_ids": [0] * 30}, SamplingParams(max_tokens=34))
+    outputs = llm.generate([{"encoder_prompt": one} for one in sources(4)], GREEDY)
+    free = LLM(pair[1], dtype="float32", speculative_config=None)
+    assert [one.outputs[0].token_ids for one in outputs] == [
+        one.outputs[0].token_ids for one in free.generate([{"encoder_prompt": one} for one in sources(4)], GREEDY)
+    ]

@@ -1,0 +1,166 @@
+"""Encoder-decoder models: parity with transformers for every family, plain, in chunks, on trees and after forks; a
+source is read once, and sequences with different sources share nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_encoder_decoder as tiny
+import torch
+
+from paceline.errors import CheckpointError, ConfigError, PromptError, UnsupportedModelError
+from paceline.models import EncodesInputs, Inputs, Runner, load_runner
+from paceline.tree import TokenTree
+
+TEXT = [2, 10, 20, 30, 40, 50, 61, 62, 63, 64, 65, 66]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Family -> the model of transformers and our runner, each made once."""
+    known: dict[str, tuple[Any, Any]] = {}
+
+    def of(name: str) -> tuple[Any, Any]:
+        if name not in known:
+            folder = tmp_path_factory.mktemp("family")
+            known[name] = tiny.make(name, folder), load_runner(folder, dtype="float32")
+        return known[name]
+
+    return of
+
+
+def opened(runner: Any, inputs: Inputs) -> Any:
+    cache = runner.open(len(TEXT), inputs)
+    runner.encode([cache])
+    return cache
+
+
+@torch.no_grad()
+def reference(model: Any, given: dict[str, torch.Tensor], tokens: list[int]) -> torch.Tensor:
+    logits: torch.Tensor = model(**given, decoder_input_ids=torch.tensor([tokens])).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("name", tiny.FAMILIES)
+def test_logits_are_those_of_transformers(name: str, made: Any) -> None:
+    model, runner = made(name)
+    assert isinstance(runner, EncodesInputs)
+    inputs, given = tiny.source(name)
+    cache = opened(runner, inputs)
+    chunks = [runner.extend([cache], [part], all_logits=True).logits for part in (TEXT[:5], TEXT[5:7])]
+    chain = runner.score([cache], [TEXT[7]], [TokenTree.chain(TEXT[8:])]).logits
+    want = reference(model, given, TEXT)
+    torch.testing.assert_close(torch.cat([*chunks, chain]), want, rtol=1e-4, atol=2e-5)
+    other = reference(model, tiny.source(name, 1)[1], TEXT)
+    assert (other - want).abs().max() > 1e-2  # the source counts
+
+
+@pytest.mark.parametrize("name", tiny.FAMILIES)
+def test_a_node_of_a_tree_sees_its_path_alone(name: str, made: Any) -> None:
+    model, runner = made(name)
+    inputs, given = tiny.source(name)
+    cache = opened(runner, inputs)
+    runner.extend([cache], [TEXT[:4]])
+    tree = TokenTree.build([7, 8, 9, 11, 12], [-1, -1, 0, 1, 3])
+    logits = runner.score([cache], [TEXT[4]], [tree]).logits
+    for node, path in {0: [7], 1: [8], 2: [7, 9], 3: [8, 11], 4: [8, 11, 12]}.items():
+        want = reference(model, given, [*TEXT[:5], *path])[-1]
+        torch.testing.assert_close(logits[1 + node], want, rtol=1e-4, atol=2e-5)
+    runner.commit([cache], [[1, 3]])
+    fork = runner.fork(cache)
+    for one, more in ((cache, 33), (fork, 44)):
+        got = runner.score([one], [more], [TokenTree.chain([5])]).logits
+        want = reference(model, given, [*TEXT[:5], 8, 11, more, 5])[-2:]
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-5)
+    runner.truncate(cache, 3)
+    got = runner.score([cache], [TEXT[3]], [TokenTree.chain([])]).logits
+    torch.testing.assert_close(got[0], reference(model, given, TEXT[:4])[-1], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["t5", "marian", "whisper", "moonshine"])
+def test_neighbours_change_nothing(name: str, made: Any) -> None:
+    """Sources and texts of mixed lengths side by side, encoded in one pass."""
+    model, runner = made(name)
+    sources = [tiny.source(name, seed) for seed in range(3)]
+    caches = [runner.open(0, inputs) for inputs, _ in sources]
+    runner.encode(caches)
+    texts = [TEXT[:4], TEXT[:9], TEXT[:6]]
+    scores = runner.extend(caches, texts, all_logits=True)
+    for i, (text, (_, given)) in enumerate(zip(texts, sources, strict=True)):
+        torch.testing.assert_close(scores.of(i), reference(model, given, text), rtol=1e-4, atol=2e-5)
+
+
+def test_a_source_is_read_once_for_all_that_have_it(made: Any) -> None:
+    _, runner = made("t5")
+    inputs = Inputs(encoder_tokens=[4, 5, 6, 7, 8, 9, 3])
+    before = runner.sources_read
+    cache = runner.open(0, inputs)
+    assert runner.rows_to_encode(cache) == 7
+    runner.encode([cache, runner.open(0, Inputs(encoder_tokens=[4, 5, 6, 7, 8, 9, 3]))])
+    assert runner.sources_read == before + 1
+    again, fork = runner.open(0, inputs), runner.fork(cache)
+    assert runner.rows_to_encode(again) == 0
+    runner.encode([again, fork])
+    assert runner.sources_read == before + 1
+    assert runner.memory.blocks_to_come(inputs) == 0
+    assert runner.held_bytes == 7 * 2 * 3 * 4 * 12 * 4  # rows, keys and values, layers, heads, head dim, float32
+    for one in (cache, again, fork):
+        runner.release(one)
+    assert runner.held_bytes == 0
+    assert runner.memory.blocks_to_come(inputs) > 0
+
+
+def test_tokens_need_their_source(made: Any) -> None:
+    _, runner = made("t5")
+    cache = runner.open(0, Inputs(encoder_tokens=[4, 5]))
+    with pytest.raises(ConfigError, match="source was not read"):
+        runner.extend([cache], [[1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "message"),
+    [
+        ("t5", Inputs(encoder_tokens=[99]), "must lie in 0..98, got 99"),
+        ("bart", Inputs(encoder_tokens=[3] * 65), "takes 1..64; shorten or split it"),
+        ("t5", tiny.source("whisper")[0], "takes tokens and encoder_tokens as inputs"),
+        ("whisper", Inputs(encoder_tokens=[3]), "takes tokens and features as inputs"),
+        ("whisper", tiny.source("moonshine")[0], r"reads the features 'input_features' \(8, steps\)"),
+        ("moonshine", Inputs(features={"input_values": np.zeros(50, np.float32)}), "give more"),
+    ],
+)
+def test_a_source_that_does_not_fit_is_named(name: str, inputs: Inputs, message: str, made: Any) -> None:
+    with pytest.raises(PromptError, match=message):
+        made(name)[1].open(0, inputs)
+
+
+def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
+    tiny.make("t5", tmp_path, feed_forward_proj="relu")
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"num_layers": 3', '"num_layers": 4'))
+    with pytest.raises(CheckpointError, match=r"lacks .*layers\.3"):
+        load_runner(tmp_path)
+
+
+def test_strict_mode_is_refused(tmp_path: Path) -> None:
+    tiny.make("t5", tmp_path)
+    with pytest.raises(ConfigError, match="no form of attention to its source"):
+        load_runner(tmp_path, exactness="strict")
+
+
+def test_other_families_are_named(tmp_path: Path) -> None:
+    tiny.make("t5", tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"model_type": "t5"', '"model_type": "led"'))
+    with pytest.raises(UnsupportedModelError, match="led"):
+        load_runner(tmp_path)
+
+
+def test_runners_are_complete(made: Any) -> None:
+    runner: Runner = made("t5")[1]
+    assert runner.info.source == "encoder_tokens"
+    assert made("whisper")[1].info.source == "input_features"
+    assert runner.info.family == "t5"
