@@ -82,6 +82,17 @@ def asked(body: Json, key: str) -> bytes:
     return request_bytes(COMPLETIONS, json.dumps(body).encode(), {"Authorization": f"Bearer {key}"})
 
 
+async def answered(reader: asyncio.StreamReader, got: list[float]) -> None:
+    """Note when each event comes; a quota that is used up waits a little."""
+    while line := await reader.readline():
+        if line.startswith(b"data: {"):
+            got.append(time.perf_counter())
+        elif line.startswith(b"HTTP/1.1 429"):
+            await asyncio.sleep(0.1)
+        elif line.startswith(b"HTTP/1.1 4"):
+            raise RuntimeError(f"the flood is refused: {(await reader.read()).decode()}")
+
+
 @asynccontextmanager
 async def flood(address: tuple[str, int], name: str) -> AsyncIterator[list[float]]:
     """Clients of the other key inside the block; events that they got, as times."""
@@ -98,13 +109,7 @@ async def flood(address: tuple[str, int], name: str) -> AsyncIterator[list[float
             reader, writer = await asyncio.open_connection(*address)
             try:
                 writer.write(asked(body | more, "other"))
-                while line := await reader.readline():
-                    if line.startswith(b"data: {"):
-                        got.append(time.perf_counter())
-                    elif line.startswith(b"HTTP/1.1 429"):
-                        await asyncio.sleep(0.1)
-                    elif line.startswith(b"HTTP/1.1 4"):
-                        raise RuntimeError(f"the flood {name!r} is refused: {(await reader.read()).decode()}")
+                await answered(reader, got)
             finally:
                 writer.close()
 
@@ -112,9 +117,8 @@ async def flood(address: tuple[str, int], name: str) -> AsyncIterator[list[float
     try:
         while len(got) < 50:
             await asyncio.sleep(0.05)
-            for task in tasks:
-                if task.done():
-                    task.result()
+            if refused := [task for task in tasks if task.done()]:
+                await refused[0]
         yield got
     finally:
         for task in tasks:

@@ -181,7 +181,7 @@ class Terminal:
         return new
 
     def press_until(self, key: str, until: str) -> None:
-        """Press a key as a person does, again where nothing comes: Python's `input` may miss a signal of its first moment."""
+        """Press a key, again where nothing comes: `input` of Python may miss a signal of its first moment."""
         for _ in range(20):
             os.write(self.end, key.encode())
             with suppress(AssertionError):
