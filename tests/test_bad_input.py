@@ -569,19 +569,19 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "AWQ": (lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "awq"}), "is quantised (AWQ)"),
     "FP8": (lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "fp8"}), "is quantised (FP8)"),
-    "T5": (
+    "LED": (
         lambda f: only_config(
-            f, model_type="t5", is_encoder_decoder=True, architectures=["T5ForConditionalGeneration"]
+            f, model_type="led", is_encoder_decoder=True, architectures=["LEDForConditionalGeneration"]
         ),
-        "(t5): encoder-decoder models are not supported yet",
+        "(led): encoder-decoder models are not supported yet",
     ),
-    "T5 written by hand": (
-        lambda f: only_config(f, model_type="t5", architectures=["T5ForConditionalGeneration"]),
-        "(t5): encoder-decoder models are not supported yet",
+    "LED written by hand": (
+        lambda f: only_config(f, model_type="led", architectures=["LEDForConditionalGeneration"]),
+        "(led): encoder-decoder models are not supported yet",
     ),
-    "Whisper written by hand": (
-        lambda f: only_config(f, model_type="whisper", architectures=["WhisperForConditionalGeneration"]),
-        "(whisper): encoder-decoder models are not supported yet",
+    "Speech2Text written by hand": (
+        lambda f: only_config(f, model_type="speech_to_text", architectures=["Speech2TextForConditionalGeneration"]),
+        "(speech_to_text): encoder-decoder models are not supported yet",
     ),
     "Qwen2-VL written by hand": (
         lambda f: only_config(f, model_type="qwen2_vl", architectures=["Qwen2VLForConditionalGeneration"]),

@@ -13,8 +13,8 @@ import tiny_encoder_decoder as tiny
 import torch
 
 from paceline import LLM, PromptError, SamplingParams
-from paceline.bundled import BUNDLED
-from paceline.engine import decode_plainly
+from paceline.engine.plain_loop import decode_plainly
+from paceline.llm import BUNDLED
 from paceline.models import Inputs
 
 VOCABULARY = json.loads((BUNDLED / "target" / "config.json").read_text())["vocab_size"]
@@ -102,26 +102,23 @@ def test_the_encoder_counts_against_the_tokens_of_a_step(pair: tuple[Any, Path])
 
 def test_equal_texts_with_other_sources_share_nothing(pair: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two requests whose decoder prompts are equal; with the digest dropped (the control) the second takes the first's
-    keys and values, and its text is wrong.
+    keys and values, and its numbers are wrong.
     """
     _, folder = pair
     first, second = sources(2)
-    start = list(LLM(folder, dtype="float32", speculative_config=None).defaults.decoder_start_ids)
-    prompt = start + list(range(10, 60))
+    params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, logprobs=0)
 
-    def texts(llm: LLM) -> list[list[int]]:
-        return [
-            llm.generate({"encoder_prompt": one, "prompt_token_ids": prompt}, GREEDY)[0].outputs[0].token_ids
-            for one in (first, second)
-        ]
+    def numbers(*texts: list[int]) -> list[float | None]:
+        """Of the last text's first token, behind the others in one engine."""
+        llm = LLM(folder, dtype="float32", speculative_config=None)
+        prompt = [*llm.defaults.decoder_start_ids, *range(10, 42)]
+        outputs = [llm.generate({"encoder_prompt": one, "prompt_token_ids": prompt}, params)[0] for one in texts]
+        return [one.outputs[0].cumulative_logprob for one in outputs][-1:]
 
-    alone = [texts(LLM(folder, dtype="float32", speculative_config=None))[0]]
-    alone.append(LLM(folder, dtype="float32", speculative_config=None).generate(
-        {"encoder_prompt": second, "prompt_token_ids": prompt}, GREEDY)[0].outputs[0].token_ids)  # fmt: skip
-    assert texts(LLM(folder, dtype="float32", speculative_config=None)) == alone
-    assert alone[0] != alone[1]
+    alone = numbers(second)
+    assert numbers(first, second) == alone
     monkeypatch.setattr("paceline.engine.request.Request.prefix_key", "the same for all")
-    assert texts(LLM(folder, dtype="float32", speculative_config=None)) != alone
+    assert numbers(first, second) != alone
 
 
 def test_prompts_in_all_spellings(pair: tuple[Any, Path]) -> None:
@@ -167,14 +164,14 @@ def test_models_without_an_encoder_say_so() -> None:
 
 
 def test_memory_counts_sources(pair: tuple[Any, Path]) -> None:
-    llm = LLM(pair[1], dtype="float32", speculative_config=None, kv_cache_memory_bytes=200_000)
-    source = sources(4)[3]
-    memory = llm.runner.memory
-    assert memory.blocks_to_come(Inputs(encoder_tokens=source)) > 0
-    with pytest.raises(PromptError, match="beside its source"):
-        llm.generate({"encoder_prompt": source * 2, "prompt_token_ids": [0] * 30}, SamplingParams(max_tokens=34))
-    outputs = llm.generate([{"encoder_prompt": one} for one in sources(4)], GREEDY)
+    """Cross keys and values lie under the cap of the caches: what does not fit waits, what never fits is refused."""
     free = LLM(pair[1], dtype="float32", speculative_config=None)
-    assert [one.outputs[0].token_ids for one in outputs] == [
-        one.outputs[0].token_ids for one in free.generate([{"encoder_prompt": one} for one in sources(4)], GREEDY)
-    ]
+    memory, many = free.runner.memory, sources(4)
+    whole = memory.blocks_to_come(Inputs(encoder_tokens=many[3]))
+    tight = (whole + 2 * memory.blocks_for(32)) * memory.block_bytes
+    llm = LLM(pair[1], dtype="float32", speculative_config=None, kv_cache_memory_bytes=tight)
+    prompts = [{"encoder_prompt": one} for one in many]
+    with pytest.raises(PromptError, match="beside its source"):
+        llm.generate({"encoder_prompt": many[3] + many[2]}, SamplingParams(max_tokens=60))
+    texts = [[one.outputs[0].token_ids for one in model.generate(prompts, GREEDY)] for model in (llm, free)]
+    assert texts[0] == texts[1]

@@ -8,8 +8,6 @@ from .denoiser_families import denoiser_spec as denoiser_spec
 from .denoiser_families import family_name as family_name
 from .denoiser_families import is_denoiser as is_denoiser
 from .digest import digest_of as digest_of
-from .encoder_decoder_families import ENCODER_DECODER_FAMILIES as ENCODER_DECODER_FAMILIES
-from .encoder_decoder_families import is_encoder_decoder as is_encoder_decoder
 from .families import Rename as Rename
 from .families import declared_dtype as declared_dtype
 from .families import renamed as renamed

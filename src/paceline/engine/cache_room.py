@@ -53,8 +53,8 @@ class Room:
         if needed > memory.capacity:
             raise PromptError(
                 f"a prompt of {prompt} tokens with up to {request.max_tokens} new ones needs a cache for {longest} "
-                f"tokens{' beside its source' if request.inputs else ''}, but {memory.capacity * memory.block_size} fit; lower max_tokens, shorten the prompt or "
-                f"raise kv_cache_memory_bytes"
+                f"tokens{' beside its source' if request.inputs else ''}, but {memory.capacity * memory.block_size} "
+                f"fit; lower max_tokens, shorten the prompt or raise kv_cache_memory_bytes"
             )
 
     def enough(self, active: Sequence[DecodingSequence]) -> bool:

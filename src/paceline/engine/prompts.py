@@ -91,7 +91,7 @@ class SourceReader:
             tokens = tokens if tokens[:1] == list(self.start[:1]) else [*self.start, *tokens]
         if not tokens:
             raise PromptError(
-                "this checkpoint names no token that its texts begin with (decoder_start_token_id); give prompt_token_ids"
+                "this checkpoint does not say what its texts begin with (decoder_start_token_id); give prompt_token_ids"
             )
         rest = {key: given[key] for key in given if key not in {"prompt", "prompt_token_ids", INPUTS}}
         read = read_prompt({**rest, "prompt_token_ids": tokens, INPUTS: inputs or NO_INPUTS}, encode)
@@ -100,7 +100,7 @@ class SourceReader:
     def _inputs(self, source: object) -> Inputs:
         if self.reads != "encoder_tokens":
             raise PromptError(
-                f"the encoder of this model reads {self.reads}, no text, got {shortened(source)}; use transcribe for audio"
+                f"the encoder of this model reads {self.reads}, no text, got {shortened(source)}; transcribe audio"
             )
         if isinstance(source, Mapping):
             source = source.get("prompt_token_ids") or source.get("prompt")

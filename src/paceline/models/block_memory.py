@@ -76,8 +76,9 @@ class CacheMemory(Protocol):
         """Whether there are layers with a sliding window that give back what is behind it."""
 
     def blocks_to_come(self, inputs: Inputs) -> int:
-        """What a request with these inputs adds beside its text, counted in blocks: what an encoder makes of its source,
-        unless another sequence has the same.
+        """What a request with these inputs adds beside its text, counted in blocks.
+
+        That is what an encoder makes of its source, unless another sequence has the same.
         """
 
     def blocks_present(self, cache: SequenceCache, blocks: int) -> int:

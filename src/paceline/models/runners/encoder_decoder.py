@@ -69,7 +69,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         self.sources_read = 0
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
-        """See `Runner.open`. Without inputs, as for measurements and self-tests, the source is the shortest there is."""
+        """See `Runner.open`. Without inputs, as for measurements and self-tests, it is the shortest source."""
         cache = NativeCache(self.native.arena, prompt_length)
         if not inputs:
             return CompositeState(cache, [SourcePart(inputs, self._shortest)])
