@@ -16,6 +16,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, WhisperConfig, WhisperForConditionalGeneration
 
+from paceline.speech.features import LogMel
+from paceline.speech.whisper_tokens import WhisperTokens
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 MODULES = ("ctranslate2_files", "marian_files")
 
@@ -148,6 +151,17 @@ def test_transformers_reads_the_folder_whole(written: Path) -> None:
 def test_times_follow_the_last_special_token(written: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(written)
     assert tokenizer.decode([12, 1, 12 + 50], decode_with_timestamps=True) == "<|0.00|>a<|1.00|>"
+
+
+def test_ids_and_features_are_read_from_the_folder(written: Path) -> None:
+    tokens = WhisperTokens.load(written)
+    assert (tokens.end, tokens.start, tokens.no_speech, tokens.first_timestamp) == (2, 3, 10, 12)
+    assert not tokens.multilingual, "its vocabulary is that of a model of one language"
+    assert tokens.suppressed_at_begin == (0, 2)
+    assert tokens.alignment_heads == ((0, 0),)
+    assert LogMel.load(written).bins == 80
+    told = json.loads((written / "generation_config.json").read_text())
+    assert told["forced_decoder_ids"] == [[1, 11]]
 
 
 def test_the_ids_of_many_languages(scripts: dict[str, ModuleType]) -> None:
