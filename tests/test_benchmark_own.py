@@ -77,6 +77,40 @@ def test_a_package_that_holds_something_else_is_named(models: ModuleType, monkey
         models.gguf_file("some")
 
 
+def sources(models: ModuleType, **sums: str) -> Any:
+    """A folder of two files, one of which lies in two packages."""
+    members = {
+        "some-part1==1.2": {"some_part1/data/part01.bin": "whole"},
+        "some-part2==1.2": {"some_part2/data/part02.bin": "whole"},
+        "some-part3==1.2": {"some_part3/data/part03.bin": "other"},
+    }
+
+    def write(folder: Path, files: Path) -> None:
+        folder.mkdir()
+        text = (files / "whole").read_text() + (files / "other").read_text()
+        (folder / "config.json").write_text(text)
+
+    texts = {"whole": "part 1;part 2;", "other": "part 3;"}
+    right = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    return models.Sources(members, right | sums, write)
+
+
+def test_a_folder_is_made_of_files_in_packages_and_kept(models: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(models.FOLDERS, "some", sources(models))
+    folder = models.model_folder("some")
+    assert (folder / "config.json").read_text() == "part 1;part 2;part 3;"
+    assert [path.name for path in folder.parent.iterdir()] == ["some"]
+    monkeypatch.delattr(models, "download")
+    assert models.model_folder("some") == folder
+
+
+def test_no_folder_is_made_of_a_file_with_another_sum(models: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(models.FOLDERS, "some", sources(models, other="0" * 64))
+    with pytest.raises(SystemExit, match=r"other of some has the sum .*, not 000.*; nothing is used of it"):
+        models.model_folder("some")
+    assert not list((models.user_cache("models")).iterdir())
+
+
 NARROW = """numba sse4.2 avx avx2 fma
 PyTorch AVX2
 onednn_verbose,v1,info,cpu,isa:Intel AVX2

@@ -61,6 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": METHODS | MODELS | {"drafters", "verifiers", "controllers", "sampling", "grammar"},
     "assembly": METHODS | MODELS | {"engine", "drafters", "verifiers", "controllers", "sampling"},
     "search": METHODS | MODELS | {"engine", "drafters", "sampling", "verifiers"},
+    "speech": LOW | {"checkpoints", "sampling"},
     "claims": LOW,
     "llm": METHODS | MODELS | {"arguments", "assembly", "diffusion", "engine", "sampling", "search", "profiles"},
     "async_llm": METHODS | {"engine", "llm", "search"},
