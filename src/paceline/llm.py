@@ -25,6 +25,7 @@ from paceline.checkpoints import (
     is_denoiser,
     read_config,
     resolve,
+    writes_times,
 )
 from paceline.config import EmbeddingParams, EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion import DiffusionDriver, DiffusionEngine, check_kind
@@ -178,7 +179,7 @@ class LLM(metaclass=Named):
         }
         self.config = EngineConfig(**{key: value for key, value in given.items() if value is not None})
         self.speculative, self._diffusion_config = SpeculativeConfig.parse(speculative_config), diffusion_config
-        self._by_default, self._trust, self._turns = speculative_config is DEFAULT, trust_remote_code, Turns()
+        self._by_default, self._trust, self.turns = speculative_config is DEFAULT, trust_remote_code, Turns()
         self._lora = lora
         self._open(model, tokenizer, revision, gguf_file, profile=profile)
 
@@ -221,7 +222,7 @@ class LLM(metaclass=Named):
         if is_denoiser(config):
             self._open_denoiser(name)
         else:
-            self._open_runner(name, profile=profile and self._by_default)
+            self._open_runner(name, config, profile=profile and self._by_default)
 
     def _open_denoiser(self, name: str) -> None:
         need(self._lora is None, "lora", "be left out for a diffusion language model", self._lora)
@@ -229,9 +230,9 @@ class LLM(metaclass=Named):
             self.folder, self.tokenizer, self.defaults, self.config, self._diffusion_config, name=name
         )
         self.speculative, self.defaults = None, self.diffusion.defaults
-        self.backend = DiffusionDriver(self.diffusion, self._turns)
+        self.backend = DiffusionDriver(self.diffusion, self.turns)
 
-    def _open_runner(self, name: str, *, profile: bool) -> None:
+    def _open_runner(self, name: str, config: Mapping[str, Any], *, profile: bool) -> None:
         self.runner = load_runner(
             self.folder,
             name=name,
@@ -243,7 +244,7 @@ class LLM(metaclass=Named):
             quantization=self.config.quantization,
             activation_bits=self.config.activation_bits,
             lora=self._lora,
-            tokens=1 + max((*self.tokenizer.tokens(), *self.defaults.eos_ids)),
+            tokens=None if writes_times(config) else 1 + max((*self.tokenizer.tokens(), *self.defaults.eos_ids)),
         )
         self.models = DraftModels(
             self.folder, self.tokenizer, self.runner.info, self.config, trust_remote_code=self._trust, lora=self._lora
@@ -275,7 +276,7 @@ class LLM(metaclass=Named):
 
     def _find_exactness(self) -> Exactness:
         if not self._exact:
-            with self._turns.turn():
+            with self.turns.turn():
                 self._exact.append(find_exactness(self.runner, self.config.exactness))
         return self._exact[0]
 
@@ -293,8 +294,8 @@ class LLM(metaclass=Named):
         self.engine = Engine(
             parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids, models=self.models
         )
-        self.backend = driver = EngineDriver(self.engine, self._turns)
-        self._searching = SearchDriver(driver, self._turns, self.models)
+        self.backend = driver = EngineDriver(self.engine, self.turns)
+        self._searching = SearchDriver(driver, self.turns, self.models)
 
     @property
     def backends(self) -> list[Backend]:
@@ -553,7 +554,7 @@ class LLM(metaclass=Named):
         read = [self._read(item) for item in as_list(prompts)]
         return EmbeddingRun(
             self.runner,
-            self._turns,
+            self.turns,
             [readable(one, params, info.max_context, info.vocab_size) for one in read],
             params,
             most_tokens=self.config.max_num_batched_tokens,
@@ -606,7 +607,7 @@ class LLM(metaclass=Named):
             DrafterError: no folder, or it cannot be written.
         """
         self._must_draft("save_tables")
-        with self._turns.turn():
+        with self.turns.turn():
             return self.engine.parts.drafter_set.save_tables(folder)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
@@ -640,7 +641,7 @@ class LLM(metaclass=Named):
             return
         self.closed = True
         for backend in self.backends:
-            self._turns.soon(backend.close)
+            self.turns.soon(backend.close)
         for name in OF_THE_MODEL:
             vars(self).pop(name, None)
         self.diffusion = self._predicting = self._searching = None
@@ -686,7 +687,7 @@ class LLM(metaclass=Named):
         if "prediction" in self.drafter_methods:
             return self.backend
         if self.profile is not None:
-            with self._turns.turn():
+            with self.turns.turn():
                 if self._predicting is None:
                     self._predicting = self.with_speculative_config({"method": "prediction"}).backend
             return self._predicting
@@ -718,8 +719,8 @@ class LLM(metaclass=Named):
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
         given = f"request-{serial}", read.text, tokens, params, seed, room, read.tenant, read.prediction, read.drafts
         if search is None:
-            return Request(*given, inputs=read.inputs)
-        return SearchRequest(*given, inputs=read.inputs, search=search.open(), budget=search.budget)
+            return Request(*given, inputs=read.inputs, rule=read.rule)
+        return SearchRequest(*given, inputs=read.inputs, rule=read.rule, search=search.open(), budget=search.budget)
 
 
 def _set_priorities(requests: Sequence[Request], priorities: Sequence[int]) -> None:

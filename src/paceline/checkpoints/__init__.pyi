@@ -8,6 +8,7 @@ from .denoiser_families import denoiser_spec as denoiser_spec
 from .denoiser_families import family_name as family_name
 from .denoiser_families import is_denoiser as is_denoiser
 from .digest import digest_of as digest_of
+from .encoder_decoder_families import writes_times as writes_times
 from .families import Rename as Rename
 from .families import declared_dtype as declared_dtype
 from .families import renamed as renamed

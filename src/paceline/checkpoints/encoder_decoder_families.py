@@ -385,6 +385,11 @@ def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
     return str(config.get("model_type")) in ENCODER_DECODER_FAMILIES or config.get("is_encoder_decoder") is True
 
 
+def writes_times(config: Mapping[str, Any]) -> bool:
+    """Whether the model has tokens of time, which its tokenizer may not list (Whisper)."""
+    return config.get("model_type") == "whisper"
+
+
 def encoder_decoder_spec(config: Mapping[str, Any]) -> ModelSpec:
     """The shape of the encoder-decoder model that a `config.json` describes.
 

@@ -11,6 +11,7 @@ from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams
 from paceline.drafters import NO_TENANT
 from paceline.errors import ConfigError, PromptError
 from paceline.models import NO_INPUTS, Inputs
+from paceline.sampling import LogitRule
 from paceline.utils import need, reject_unknown, shortened
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -45,6 +46,7 @@ class ReadPrompt:
         tenant: whose caches and tables it may use.
         drafts: what it takes of the drafts that the engine has.
         inputs: what it has beside its tokens.
+        rule: what its output keeps to, beside its sampling parameters; None for nothing else.
     """
 
     text: str | None
@@ -53,6 +55,7 @@ class ReadPrompt:
     tenant: str = NO_TENANT
     drafts: DraftChoice = ALL_DRAFTS
     inputs: Inputs = NO_INPUTS
+    rule: LogitRule | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from paceline.engine.companion import Companion
 from paceline.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paceline.errors import PromptError
 from paceline.models import NO_INPUTS, CacheMemory, Inputs, Runner, context_of
-from paceline.sampling import Logprob, Rules
+from paceline.sampling import LogitRule, Logprob, Rules
 from paceline.utils import shortened
 
 
@@ -39,6 +39,8 @@ class Request:
         priority: of the owner's requests that wait, the one with the lowest number begins first.
         max_running: outputs of its owner, oldest first, that take part in a step; None is all.
         inputs: what it has beside its tokens.
+        rule: what its outputs keep to, at their beginning; each has a fork of it. None for none, or for that of
+            `structured_outputs`.
     """
 
     id: str
@@ -56,6 +58,7 @@ class Request:
     priority: int = 0
     max_running: int | None = None
     inputs: Inputs = NO_INPUTS
+    rule: LogitRule | None = None
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None

@@ -17,7 +17,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-from paceline.config import EngineConfig, StructuredOutputsParams
+from paceline.config import EngineConfig
 from paceline.drafters import Models
 from paceline.engine.cache_room import Room
 from paceline.engine.companions import Companions
@@ -32,6 +32,7 @@ from paceline.errors import ConfigError
 from paceline.models import EncodesInputs, Runner, SequenceCache, memory_of
 from paceline.sampling import LogitRule, Rules, bad_word_token_ids
 from paceline.tree import Scores, TokenTree
+from paceline.utils import need
 
 WHOLE = ("stop", "length", "abort")
 """Finish reasons of sequences whose caches hold what they should."""
@@ -88,7 +89,8 @@ class Scheduler:
     ) -> None:
         self.runner, self.drafter_set, self.config = runner, drafter_set, config
         self.tokenizer, self.eos_ids = tokenizer, tuple(eos_ids)
-        known = range(runner.info.vocab_size) if tokenizer is None else {*tokenizer.tokens(), *eos_ids}
+        whole = tokenizer is None or runner.info.source == "input_features"  # tokens of time may have no name
+        known = range(runner.info.vocab_size) if whole else {*tokenizer.tokens(), *eos_ids}
         self.absent = frozenset(token for token in range(runner.info.vocab_size) if token not in known)
         self.waiting = FairQueue[Request]()
         self.fairness = Shares()
@@ -162,11 +164,15 @@ class Scheduler:
             prompt=request.prompt_ids,
             stop_ids=(*ends, *params.stop_token_ids),
             bad_word_ids=bad_word_token_ids(params.bad_words, encode) if params.bad_words else (),
-            constraint=None if params.structured_outputs is None else self._constraint(params.structured_outputs),
+            constraint=self._constraint(request),
             absent=self.absent,
         )
 
-    def _constraint(self, params: StructuredOutputsParams) -> LogitRule:
+    def _constraint(self, request: Request) -> LogitRule | None:
+        params = request.params.structured_outputs
+        if params is None:
+            return None if request.rule is None else request.rule.fork()
+        need(request.rule is None, "structured_outputs", "be left out where a text keeps to another rule", params)
         from paceline.grammar import constraint
 
         return constraint(params, self.tokenizer, self.runner.info.vocab_size, self.eos_ids)

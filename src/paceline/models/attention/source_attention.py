@@ -6,7 +6,8 @@ Axes as in models.attention.tree_attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -24,18 +25,37 @@ class SourceAttention:
 
     Args:
         memories: of each sequence. rows: how many of its rows are fed.
+        watched: layer -> query heads, in the checkpoint's order, whose attention is wanted.
+
+    Attributes:
+        weights: (layer, head) -> (r, s) attention of the watched heads of the one sequence, each row summing to 1.
     """
 
-    def __init__(self, shape: AttentionShape, memories: Sequence[CrossMemory], rows: Sequence[int]) -> None:
-        self._shape, self._memories, self._rows = shape, memories, list(rows)
+    def __init__(
+        self,
+        shape: AttentionShape,
+        memories: Sequence[CrossMemory],
+        rows: Sequence[int],
+        watched: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    ) -> None:
+        self._shape, self._memories, self._rows, self._watched = shape, memories, list(rows), watched
+        self.weights: dict[tuple[int, int], torch.Tensor] = {}
 
     def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """(r, g * h, d) -> (r, g * h * d)."""
+        for head in self._watched.get(layer, ()):
+            self.weights[layer, head] = self._attention_of(layer, head, queries)
         parts = queries.split(self._rows)
         attended = [
             _over(self._shape, part, memory.layers[layer]) for part, memory in zip(parts, self._memories, strict=True)
         ]
         return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+    def _attention_of(self, layer: int, head: int, queries: torch.Tensor) -> torch.Tensor:
+        shape, (memory,) = self._shape, self._memories
+        kv_head, group = divmod(head, shape.groups)
+        keys = memory.layers[layer][:, kv_head].float()
+        return torch.softmax(queries[:, group * shape.kv_heads + kv_head].float() @ keys.T * shape.scale, -1)
 
 
 def _over(

@@ -37,8 +37,13 @@ class EagerPasses:
         logits: Sequence[int] | None = None,
         states: bool = False,
         added_qkv: torch.Tensor | None = None,
+        source: SourceAttention | None = None,
     ) -> PassResult:
-        """See `Passes.run`."""
+        """See `Passes.run`.
+
+        Args:
+            source: takes the place of what the segments' sources give.
+        """
         decoder = self.decoder
         x = fed.clone() if isinstance(fed, torch.Tensor) else decoder.embed(fed)
         positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
@@ -46,7 +51,7 @@ class EagerPasses:
             x = decoder.placed(x, positions)
         kept = decoder.run(
             x, self._step(segments), self.rotary.at(positions, lengths), plan, taps,
-            added_qkv=added_qkv, source=self._source(segments),
+            added_qkv=added_qkv, source=source or self._source(segments),
         )  # fmt: skip
         if len(decoder.layers) in taps:
             kept[len(decoder.layers)] = decoder.final_norm(x).contiguous()

@@ -18,11 +18,14 @@ import torch
 
 from paceline.errors import PromptError
 from paceline.models.abilities import check_inputs
+from paceline.models.attention.segments import chunk
+from paceline.models.attention.source_attention import SourceAttention
+from paceline.models.checks import check_extend
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.decoder import Weights
 from paceline.models.layers.encoder import Encoder
 from paceline.models.runners.native import NativeRunner
-from paceline.models.spec import EncoderSpec, ModelSpec
+from paceline.models.spec import EncoderSpec, ModelSpec, attention_shape
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.cache_memory import ArenaMemory
 from paceline.models.state.cross_memory import CrossMemory, SourcePart
@@ -38,7 +41,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         options: as of `NativeRunner`.
 
     Attributes:
-        native: the decoder. encoder: the encoder.
+        native: the decoder, by PyTorch's operators. encoder: the encoder.
         sources_read: how many sources the encoder has read so far.
     """
 
@@ -115,6 +118,23 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         self.sources_read += len(memories)
         for part in parts:
             part.memory = self._memories[part.inputs.digest]
+
+    @torch.inference_mode()
+    def attention_to_source(
+        self, cache: CompositeState, tokens: Sequence[int], heads: Sequence[tuple[int, int]]
+    ) -> torch.Tensor:
+        """(heads, tokens, rows) float32: how some heads attend to the source while tokens are appended to a sequence.
+
+        Args:
+            heads: (layer, query head) of each.
+        """
+        check_extend(self.info, [cache], [len(tokens)])
+        segment, layers = chunk(cache, len(tokens)), sorted({layer for layer, _ in heads})
+        watched = {layer: [head for one, head in heads if one == layer] for layer in layers}
+        source = SourceAttention(attention_shape(self.spec), [_source_of(cache).read()], [len(tokens)], watched)
+        self.native.passes.run([segment], tokens, (), logits=(), source=source)
+        segment.cache.length += segment.slots
+        return torch.stack([source.weights[place] for place in heads])
 
     @property
     def held_bytes(self) -> int:

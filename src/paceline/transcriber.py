@@ -1,0 +1,364 @@
+"""Speech to text: audio of any length, window by window, through a loaded Whisper model and its engine.
+
+Windows are requests like all others, so that they are drafted, batched and scheduled with everything else. Each audio
+goes on from window to window, since the next one begins where the last one was understood; several audios, and the
+pieces of one that is cut, go side by side.
+Source: Robust Speech Recognition via Large-Scale Weak Supervision (arXiv:2212.04356), and its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+import torch
+
+from paceline.config import SamplingParams
+from paceline.engine import ReadPrompt
+from paceline.errors import ConfigError, PacelineError, PromptError
+from paceline.models import Inputs
+from paceline.speech.audio import SAMPLE_RATE, Samples
+from paceline.speech.fallback import TEMPERATURES, Attempt, Thresholds
+from paceline.speech.features import LogMel
+from paceline.speech.scores import average_logprob, language_probabilities, no_speech_probability
+from paceline.speech.transcript import Segment, Transcript
+from paceline.speech.whisper_rule import WhisperRule
+from paceline.speech.whisper_tokens import TASKS, WhisperTokens, language_code
+from paceline.speech.windows import FRAMES_PER_SECOND, PreviousText, window_segments
+from paceline.speech.word_times import text_starts, timed_words
+from paceline.utils import choice, integer
+
+if TYPE_CHECKING:
+    from paceline.engine import RequestOutput
+    from paceline.llm import LLM
+    from paceline.models.runners.encoder_decoder import EncoderDecoderRunner
+
+SEARCHED: Final = 3.0
+"""Seconds on both sides of a cut in which the quietest place is looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptionParams:
+    """What is wanted of an audio.
+
+    Attributes:
+        language: its code or English name; None listens to the first window.
+        task: "transcribe", or "translate" to English.
+        prompt: a text before the audio: names and spellings that are to be expected.
+        temperature: of the first attempt at a window; where its text is doubtful, higher ones follow
+            (`speech.fallback`). A sequence gives all attempts.
+        timestamps: segments are cut where the model says, rather than one for a window.
+        words: each word has its times.
+        condition_on_previous_text: a window is told of the text before it.
+        pieces: an audio is cut into so many, at quiet places, which are read side by side.
+        seed: of temperatures above 0.
+        thresholds: when a text is doubtful, and a window silent.
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    language: str | None = None
+    task: str = "transcribe"
+    prompt: str = ""
+    temperature: float | Sequence[float] = 0.0
+    timestamps: bool = True
+    words: bool = False
+    condition_on_previous_text: bool = True
+    pieces: int = 1
+    seed: int = 0
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+    def __post_init__(self) -> None:
+        choice("task", self.task, TASKS)
+        integer("pieces", self.pieces, 1, 1024)
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """Of the attempts, in order."""
+        if isinstance(self.temperature, Sequence):
+            return tuple(self.temperature)
+        first = float(self.temperature)
+        return (first, *(higher for higher in TEMPERATURES if higher > first))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCost:
+    """What a window took: `tokens` that were sampled in `passes` of the decoder, over all attempts."""
+
+    tokens: int
+    passes: int
+
+
+@dataclass(slots=True)
+class _Window:
+    """What is asked of a window, and what came of it.
+
+    Attributes:
+        prompt: tokens before the sampled ones; `draft`: what may follow.
+        temperature: None: only the probabilities behind `prompt` are wanted.
+        rows: (n, v) logits of the rows that the tokens were sampled from. no_speech: see `no_speech_probability`.
+    """
+
+    inputs: Inputs
+    prompt: list[int]
+    temperature: float | None
+    draft: Sequence[int] = ()
+    sampled: list[int] = field(default_factory=list)
+    output: RequestOutput | None = None
+    rows: torch.Tensor | None = None
+
+
+class Transcriber:
+    """Transcribes audios with a Whisper model.
+
+    Args:
+        llm: has loaded it.
+
+    Attributes:
+        tokens: the checkpoint's special ids.
+        costs: of the windows so far.
+    Raises:
+        ConfigError: another model.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        runner = getattr(llm, "runner", None)
+        if runner is None or runner.info.source != "input_features":
+            name = getattr(getattr(runner, "info", None), "name", "this model")
+            raise ConfigError(f"{name} reads no speech; load a Whisper model to transcribe")
+        self._llm, self._runner = llm, cast("EncoderDecoderRunner", runner)
+        self.tokens, self._mel = WhisperTokens.load(llm.folder), LogMel.load(llm.folder)
+        self._drafting: LLM | None = None
+        self.costs: list[WindowCost] = []
+
+    def transcribe(self, audios: Sequence[Samples], params: TranscriptionParams | None = None) -> list[Transcript]:
+        """The transcripts of mono audios at 16 kHz (`speech.load_audio`), side by side.
+
+        Raises:
+            PromptError: an empty audio.
+            ConfigError: a language or task that the model does not know.
+        """
+        params = params or TranscriptionParams()
+        if not all(len(samples) for samples in audios):
+            raise PromptError("the audio is empty; give at least one sample")
+        pieces = [_pieces(samples, params.pieces) for samples in audios]
+        found = iter(self._side_by_side([self._piece(one, params) for many in pieces for one in many]))
+        return [_joined(many, [next(found) for _ in many]) for many in pieces]
+
+    def hear(self, samples: Samples, params: TranscriptionParams, draft: Sequence[int] = ()) -> Transcript:
+        """The transcript of one window at most, from an expected text: for captions (`speech.LiveCaptions`).
+
+        Args:
+            draft: tokens that are expected, times included.
+        """
+        return self._side_by_side([self._piece(samples, params, draft)])[0]
+
+    def _side_by_side(self, running: Sequence[Generator[_Window, None, Transcript]]) -> list[Transcript]:
+        """Let all go on until they have ended, a window each at a time."""
+        results: dict[int, Transcript] = {}
+        while left := [number for number in range(len(running)) if number not in results]:
+            windows = []
+            for number in left:
+                try:
+                    windows.append(next(running[number]))
+                except StopIteration as end:
+                    results[number] = end.value
+            self._decode(windows)
+        return [results[number] for number in range(len(running))]
+
+    # -------------------------------------------------------------------------------------------- one audio
+
+    def _piece(
+        self, samples: Samples, params: TranscriptionParams, draft: Sequence[int] = ()
+    ) -> Generator[_Window, None, Transcript]:
+        """Asks window after window, each of which is filled in before it goes on."""
+        mel, tokens = self._mel, self.tokens
+        count, seek, segments = mel.frame_count(samples), 0, list[Segment]()
+        language = None if params.language is None else language_code(params.language)
+        start = self._llm.tokenizer.encode(f" {params.prompt.strip()}", False) if params.prompt.strip() else []
+        before = PreviousText(start, kept=params.condition_on_previous_text)
+        while seek < count:
+            inputs = Inputs(features={"input_features": mel.window(samples, seek)})
+            if language is None:
+                language = yield from self._language(inputs)
+            prompt = tokens.prompt(
+                language=language if tokens.multilingual else None,
+                task=params.task, timestamps=params.timestamps, previous=before.tokens,
+            )  # fmt: skip
+            attempt = yield from self._attempts(inputs, prompt, params, draft)
+            frames, draft = min(mel.frames, count - seek), ()
+            if params.thresholds.is_silent(attempt):
+                seek += frames
+                continue
+            new, step = window_segments(attempt, tokens, self._text, seek, frames)
+            if params.words:
+                new = self._with_words(inputs, new, seek, frames, language, params.task)
+            before.add(new, attempt.temperature)
+            segments += new
+            seek += step
+        return Transcript(
+            language=language or "en", duration=len(samples) / SAMPLE_RATE, segments=tuple(segments), task=params.task
+        )
+
+    def _language(self, inputs: Inputs) -> Generator[_Window, None, str]:
+        if not self.tokens.multilingual:
+            return "en"
+        window = _Window(inputs, [self.tokens.start], None)
+        yield window
+        assert window.rows is not None
+        return next(iter(language_probabilities(window.rows[-1], self.tokens)))
+
+    def _attempts(
+        self, inputs: Inputs, prompt: list[int], params: TranscriptionParams, draft: Sequence[int]
+    ) -> Generator[_Window, None, Attempt]:
+        if not params.temperatures:
+            raise ConfigError("temperature must hold at least one number, got none")
+        for temperature in params.temperatures:
+            window = _Window(inputs, prompt, temperature, draft)
+            yield window
+            attempt = self._attempt(window, timestamps=params.timestamps)
+            if not params.thresholds.is_doubtful(attempt):
+                break
+        return attempt
+
+    def _attempt(self, window: _Window, *, timestamps: bool) -> Attempt:
+        assert window.rows is not None
+        tokens, sampled = self.tokens, window.sampled
+        text = tuple(token for token in sampled if token != tokens.end)
+        first, rule = len(window.prompt) - 1, WhisperRule(tokens, timestamps=timestamps)
+        return Attempt(
+            tokens=text,
+            text=self._text([token for token in text if token < tokens.end]),
+            temperature=window.temperature or 0.0,
+            avg_logprob=average_logprob(rule, window.rows[first : first + len(sampled)], sampled, tokens),
+            no_speech_prob=no_speech_probability(window.rows[window.prompt.index(tokens.start)], tokens),
+        )
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self._llm.tokenizer.decode(tokens)
+
+    # -------------------------------------------------------------------------------------------- passes
+
+    def _decode(self, windows: Sequence[_Window]) -> None:
+        """Decode windows side by side, then score what was sampled in one more pass each, for the fallback."""
+        turns = self._llm.turns
+        caches = []
+        try:
+            for window in windows:
+                with turns.turn():
+                    cache = self._runner.open(0, window.inputs)
+                    caches.append(cache)
+                    self._runner.encode([cache])
+            self._sample([window for window in windows if window.temperature is not None])
+            for window, cache in zip(windows, caches, strict=True):
+                end = len(window.sampled) - (window.sampled[-1:] == [self.tokens.end])
+                with turns.turn():
+                    fed = [*window.prompt, *window.sampled[:end]]
+                    window.rows = self._runner.extend([cache], [fed], all_logits=True).logits
+        finally:
+            with turns.turn():
+                for cache in caches:
+                    self._runner.release(cache)
+
+    def _sample(self, windows: Sequence[_Window]) -> None:
+        if not windows:
+            return
+        llm = self._expecting() if any(window.draft for window in windows) else self._llm
+        requests = []
+        for window in windows:
+            timestamps = self.tokens.no_timestamps not in window.prompt
+            read = ReadPrompt(
+                None, window.prompt, list(window.draft), inputs=window.inputs,
+                rule=WhisperRule(self.tokens, timestamps=timestamps),
+            )  # fmt: skip
+            room = self._runner.info.max_context - len(window.prompt)
+            params = SamplingParams(
+                temperature=window.temperature, max_tokens=min(self.tokens.max_sampled, room), detokenize=False
+            )
+            requests.append(llm.request(read, params)[0])
+        llm.backend.run(requests)
+        for window, request in zip(windows, requests, strict=True):
+            output = window.output = request.result()
+            if (error := output.outputs[0].error) is not None:
+                raise PacelineError(f"a window could not be decoded: {error}")
+            window.sampled = list(output.outputs[0].token_ids)
+            self.costs.append(WindowCost(len(window.sampled), output.metrics.num_steps))
+
+    def _expecting(self) -> LLM:
+        """The same model with a drafter that reads predictions."""
+        if "prediction" in self._llm.drafter_methods:
+            return self._llm
+        if self._drafting is None:
+            self._drafting = self._llm.with_speculative_config({"method": "prediction"})
+        return self._drafting
+
+    def _with_words(
+        self, inputs: Inputs, segments: list[Segment], seek: int, frames: int, language: str, task: str
+    ) -> list[Segment]:
+        tokens = self.tokens
+        texts = [[token for token in segment.tokens if token < tokens.end] for segment in segments]
+        text = [token for one in texts for token in one]
+        heads = tokens.alignment_heads or self._later_heads()
+        prompt = tokens.prompt(language=language if tokens.multilingual else None, task=task, timestamps=False)
+        fed = [*prompt, *text, tokens.end]
+        with self._llm.turns.turn():
+            cache = self._runner.open(0, inputs)
+            try:
+                self._runner.encode([cache])
+                weights = self._runner.attention_to_source(cache, fed, heads)
+                self._runner.truncate(cache, 0)
+                logits = self._runner.extend([cache], [fed], all_logits=True).logits
+            finally:
+                self._runner.release(cache)
+        rows = logits[len(prompt) - 1 : -2, : tokens.end].float().softmax(-1)
+        chances = rows.gather(1, torch.tensor(text, dtype=torch.int64)[:, None])[:, 0].tolist()
+        words = timed_words(
+            texts, text_starts(weights, len(prompt), frames), chances, self._text,
+            language=language, offset=seek / FRAMES_PER_SECOND,
+        )  # fmt: skip
+        return [replace(segment, words=those) for segment, those in zip(segments, words, strict=True)]
+
+    def _later_heads(self) -> list[tuple[int, int]]:
+        """All heads of the later half of the layers, where the checkpoint names none, as published."""
+        spec = self._runner.spec
+        return [
+            (layer, head) for layer in range(spec.num_layers // 2, spec.num_layers) for head in range(spec.num_heads)
+        ]
+
+
+def _pieces(samples: Samples, count: int) -> list[Samples]:
+    """An audio cut into pieces of about the same length, each cut in the quietest place near it."""
+    cuts = [_quietest(samples, len(samples) * number // count) for number in range(1, count)]
+    borders = [0, *sorted({cut for cut in cuts if 0 < cut < len(samples)}), len(samples)]
+    return [samples[low:high] for low, high in zip(borders, borders[1:], strict=False)]
+
+
+def _quietest(samples: Samples, near: int) -> int:
+    step, reach = SAMPLE_RATE // 20, int(SEARCHED * SAMPLE_RATE)
+    low = max(0, near - reach)
+    count = (min(len(samples), near + reach) - low) // step
+    if count < 1:
+        return near
+    blocks = samples[low : low + count * step].reshape(count, step)
+    return int(low + (np.square(blocks).mean(1).argmin() + 0.5) * step)
+
+
+def _joined(pieces: Sequence[Samples], transcripts: Sequence[Transcript]) -> Transcript:
+    """The transcripts of pieces as that of the whole."""
+    if len(transcripts) == 1:
+        return transcripts[0]
+    starts = np.cumsum([0, *(len(piece) for piece in pieces[:-1])]) / SAMPLE_RATE
+    moved = tuple(
+        _moved(segment, float(start))
+        for start, transcript in zip(starts, transcripts, strict=True)
+        for segment in transcript.segments
+    )
+    return replace(transcripts[0], duration=sum(transcript.duration for transcript in transcripts), segments=moved)
+
+
+def _moved(segment: Segment, seconds: float) -> Segment:
+    words = tuple(replace(word, start=word.start + seconds, end=word.end + seconds) for word in segment.words)
+    frames = segment.seek + round(seconds * FRAMES_PER_SECOND)
+    return replace(segment, start=segment.start + seconds, end=segment.end + seconds, seek=frames, words=words)
