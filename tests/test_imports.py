@@ -64,6 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     "speech": LOW | {"checkpoints", "sampling"},
     "claims": LOW,
     "llm": METHODS | MODELS | {"arguments", "assembly", "diffusion", "engine", "sampling", "search", "profiles"},
+    "transcriber": METHODS | MODELS | {"engine", "llm", "speech"},
     "async_llm": METHODS | {"engine", "llm", "search"},
     "serving": METHODS | MODELS | {"async_llm", "batch", "engine", "explain", "grammar", "llm", "sampling", "search"},
     "batch": LOW,

@@ -8,9 +8,10 @@ Source: Robust Speech Recognition via Large-Scale Weak Supervision (arXiv:2212.0
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -18,22 +19,34 @@ import torch
 from paceline.config import SamplingParams
 from paceline.engine import ReadPrompt
 from paceline.errors import ConfigError, PacelineError, PromptError
-from paceline.models import Inputs
-from paceline.speech.audio import SAMPLE_RATE, Samples
-from paceline.speech.fallback import TEMPERATURES, Attempt, Thresholds
-from paceline.speech.features import LogMel
-from paceline.speech.scores import average_logprob, language_probabilities, no_speech_probability
-from paceline.speech.transcript import Segment, Transcript
-from paceline.speech.whisper_rule import WhisperRule
-from paceline.speech.whisper_tokens import TASKS, WhisperTokens, language_code
-from paceline.speech.windows import FRAMES_PER_SECOND, PreviousText, window_segments
-from paceline.speech.word_times import text_starts, timed_words
+from paceline.models import AttendsToSource, Inputs
+from paceline.speech import (
+    FRAMES_PER_SECOND,
+    SAMPLE_RATE,
+    TASKS,
+    TEMPERATURES,
+    Attempt,
+    LogMel,
+    PreviousText,
+    Samples,
+    Segment,
+    Thresholds,
+    Transcript,
+    WhisperRule,
+    WhisperTokens,
+    average_logprob,
+    language_code,
+    language_probabilities,
+    no_speech_probability,
+    text_starts,
+    timed_words,
+    window_segments,
+)
 from paceline.utils import choice, integer
 
 if TYPE_CHECKING:
     from paceline.engine import RequestOutput
     from paceline.llm import LLM
-    from paceline.models.runners.encoder_decoder import EncoderDecoderRunner
 
 SEARCHED: Final = 3.0
 """Seconds on both sides of a cut in which the quietest place is looked for."""
@@ -110,6 +123,15 @@ class _Window:
     rows: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Spoken:
+    """What a window holds: its language, the task, and its first frame."""
+
+    language: str
+    task: str
+    seek: int
+
+
 class Transcriber:
     """Transcribes audios with a Whisper model.
 
@@ -124,11 +146,10 @@ class Transcriber:
     """
 
     def __init__(self, llm: LLM) -> None:
-        runner = getattr(llm, "runner", None)
-        if runner is None or runner.info.source != "input_features":
-            name = getattr(getattr(runner, "info", None), "name", "this model")
-            raise ConfigError(f"{name} reads no speech; load a Whisper model to transcribe")
-        self._llm, self._runner = llm, cast("EncoderDecoderRunner", runner)
+        runner = getattr(llm, "runner", None)  # a diffusion language model has none
+        if not isinstance(runner, AttendsToSource) or llm.source is None or llm.source.reads != "input_features":
+            raise ConfigError(f"{llm.folder} reads no speech; load a Whisper model to transcribe")
+        self._llm, self._runner = llm, runner
         self.tokens, self._mel = WhisperTokens.load(llm.folder), LogMel.load(llm.folder)
         self._drafting: LLM | None = None
         self.costs: list[WindowCost] = []
@@ -194,7 +215,7 @@ class Transcriber:
                 continue
             new, step = window_segments(attempt, tokens, self._text, seek, frames)
             if params.words:
-                new = self._with_words(inputs, new, seek, frames, language, params.task)
+                new = self._with_words(inputs, new, frames, _Spoken(language, params.task, seek))
             before.add(new, attempt.temperature)
             segments += new
             seek += step
@@ -275,7 +296,7 @@ class Transcriber:
             )  # fmt: skip
             room = self._runner.info.max_context - len(window.prompt)
             params = SamplingParams(
-                temperature=window.temperature, max_tokens=min(self.tokens.max_sampled, room), detokenize=False
+                temperature=window.temperature or 0.0, max_tokens=min(self.tokens.max_sampled, room), detokenize=False
             )
             requests.append(llm.request(read, params)[0])
         llm.backend.run(requests)
@@ -294,14 +315,19 @@ class Transcriber:
             self._drafting = self._llm.with_speculative_config({"method": "prediction"})
         return self._drafting
 
-    def _with_words(
-        self, inputs: Inputs, segments: list[Segment], seek: int, frames: int, language: str, task: str
-    ) -> list[Segment]:
-        tokens = self.tokens
+    def _with_words(self, inputs: Inputs, segments: list[Segment], frames: int, spoken: _Spoken) -> list[Segment]:
+        """Segments of a window with the times of their words.
+
+        Args:
+            frames: of audio in the window.
+        """
+        tokens, language = self.tokens, spoken.language
         texts = [[token for token in segment.tokens if token < tokens.end] for segment in segments]
         text = [token for one in texts for token in one]
+        if not text:
+            return segments
         heads = tokens.alignment_heads or self._later_heads()
-        prompt = tokens.prompt(language=language if tokens.multilingual else None, task=task, timestamps=False)
+        prompt = tokens.prompt(language=language if tokens.multilingual else None, task=spoken.task, timestamps=False)
         fed = [*prompt, *text, tokens.end]
         with self._llm.turns.turn():
             cache = self._runner.open(0, inputs)
@@ -316,23 +342,21 @@ class Transcriber:
         chances = rows.gather(1, torch.tensor(text, dtype=torch.int64)[:, None])[:, 0].tolist()
         words = timed_words(
             texts, text_starts(weights, len(prompt), frames), chances, self._text,
-            language=language, offset=seek / FRAMES_PER_SECOND,
+            language=language, offset=spoken.seek / FRAMES_PER_SECOND,
         )  # fmt: skip
         return [replace(segment, words=those) for segment, those in zip(segments, words, strict=True)]
 
     def _later_heads(self) -> list[tuple[int, int]]:
-        """All heads of the later half of the layers, where the checkpoint names none, as published."""
-        spec = self._runner.spec
-        return [
-            (layer, head) for layer in range(spec.num_layers // 2, spec.num_layers) for head in range(spec.num_heads)
-        ]
+        """All heads of the later half of the layers, as published for checkpoints that name none."""
+        half = self._runner.info.num_layers // 2
+        return [(layer, head) for layer, head in self._runner.source_heads if layer >= half]
 
 
 def _pieces(samples: Samples, count: int) -> list[Samples]:
     """An audio cut into pieces of about the same length, each cut in the quietest place near it."""
     cuts = [_quietest(samples, len(samples) * number // count) for number in range(1, count)]
     borders = [0, *sorted({cut for cut in cuts if 0 < cut < len(samples)}), len(samples)]
-    return [samples[low:high] for low, high in zip(borders, borders[1:], strict=False)]
+    return [samples[low:high] for low, high in pairwise(borders)]
 
 
 def _quietest(samples: Samples, near: int) -> int:

@@ -1,3 +1,4 @@
+from .abilities import AttendsToSource as AttendsToSource
 from .abilities import EncodesInputs as EncodesInputs
 from .abilities import HasEmbedding as HasEmbedding
 from .abilities import HasHead as HasHead

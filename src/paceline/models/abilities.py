@@ -79,7 +79,7 @@ class TakesInputs(Protocol):
 
 
 @runtime_checkable
-class EncodesInputs(TakesInputs, Protocol):
+class EncodesInputs(Runner, TakesInputs, Protocol):
     """A runner with an encoder, which reads what a sequence was opened with before its first tokens are fed."""
 
     def rows_to_encode(self, cache: Any) -> int:
@@ -87,6 +87,17 @@ class EncodesInputs(TakesInputs, Protocol):
 
     def encode(self, caches: Sequence[Any]) -> None:
         """Read the inputs of sequences, in one pass; those that were read before are not read again."""
+
+
+@runtime_checkable
+class AttendsToSource(EncodesInputs, Protocol):
+    """A runner that shows how its decoder attends to the source."""
+
+    source_heads: Sequence[tuple[int, int]]
+    """(layer, query head) of all attention to the source."""
+
+    def attention_to_source(self, cache: Any, tokens: Sequence[int], heads: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """(heads, tokens, rows) float32: how these heads attend while tokens are appended to a sequence."""
 
 
 @runtime_checkable

@@ -24,6 +24,7 @@ from paceline.models.checks import check_extend
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.decoder import Weights
 from paceline.models.layers.encoder import Encoder
+from paceline.models.passes.eager import EagerPasses
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import EncoderSpec, ModelSpec, attention_shape
 from paceline.models.state.cache import NativeCache
@@ -66,6 +67,9 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         self.spec, self.source, self.capabilities = spec, encoder, native.capabilities
         self.memory = ArenaMemory(native.arena, sources=self)
         self.input_kinds = ("encoder_tokens",) if encoder.reads == "encoder_tokens" else ("features",)
+        assert isinstance(native.passes, EagerPasses)
+        self._passes = native.passes
+        self.source_heads = [(layer, head) for layer in range(spec.num_layers) for head in range(spec.num_heads)]
         self.extend, self.score, self.run_layers = native.extend, native.score, native.run_layers
         self.embed, self.head = native.embed, native.head
         self._memories = WeakValueDictionary[str, CrossMemory]()
@@ -123,16 +127,12 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
     def attention_to_source(
         self, cache: CompositeState, tokens: Sequence[int], heads: Sequence[tuple[int, int]]
     ) -> torch.Tensor:
-        """(heads, tokens, rows) float32: how some heads attend to the source while tokens are appended to a sequence.
-
-        Args:
-            heads: (layer, query head) of each.
-        """
+        """See `AttendsToSource.attention_to_source`."""
         check_extend(self.info, [cache], [len(tokens)])
         segment, layers = chunk(cache, len(tokens)), sorted({layer for layer, _ in heads})
         watched = {layer: [head for one, head in heads if one == layer] for layer in layers}
         source = SourceAttention(attention_shape(self.spec), [_source_of(cache).read()], [len(tokens)], watched)
-        self.native.passes.run([segment], tokens, (), logits=(), source=source)
+        self._passes.run([segment], tokens, (), logits=(), source=source)
         segment.cache.length += segment.slots
         return torch.stack([source.weights[place] for place in heads])
 
