@@ -55,18 +55,24 @@ class Forest:
 
 
 def forest(seed: int) -> Forest:
-    rng, arena = np.random.default_rng(seed), Arena(3, 1, PLACES, dtype=torch.float32, device=CPU, copy_limit=0)
+    rng = np.random.default_rng(seed)
     trees = [random_tree(rng, int(rng.integers(5, 24))) for _ in range(4)]
     trees += [TokenTree.chain(list(range(int(rng.integers(1, 24))))), EMPTY_TREE]
+    return planted(trees, np.roll(LENGTHS, -seed).tolist(), [int(rng.integers(0, len(tree) + 1)) for tree in trees])
+
+
+def planted(trees: list[TokenTree], lengths: Sequence[int], scored: Sequence[int]) -> Forest:
+    """Trees behind so many committed tokens each, and how many of their inputs are scored."""
+    arena = Arena(3, 1, PLACES, dtype=torch.float32, device=CPU, copy_limit=0)
     segments, others = list[Segment](), list[NativeCache]()
-    for index, tree in enumerate(trees):
-        cache, length = NativeCache(arena), LENGTHS[(index + seed) % len(LENGTHS)]
+    for index, (tree, length, done) in enumerate(zip(trees, lengths, scored, strict=True)):
+        cache = NativeCache(arena)
         cache.reserve(length)
         cache.length = length
         if index % 2:  # shares its first blocks, so that its slots are apart
             others.append(cache)
             cache = cache.fork()
-        segment = tree_segment(cache, tree, int(rng.integers(0, len(tree) + 1)))
+        segment = tree_segment(cache, tree, done)
         cache.reserve(segment.slots)
         segments.append(segment)
     arena.kv.zero_()
@@ -183,6 +189,15 @@ def test_every_form_shows_what_the_description_says(form: str, seed: int) -> Non
         for segments in [woods.segments, *split_into_passes(woods.segments, 7)]:
             assert np.array_equal(FORMS[form](segments, layer), described(segments, window))
     assert not np.array_equal(FORMS[form](woods.segments, 1), described(woods.segments, 6))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_single_rows_lose_sight_of_the_first_token_where_the_window_ends(form: str) -> None:
+    woods = planted([EMPTY_TREE] * 6, (3, 4, 5, 38, 39, 40), [0] * 6)
+    for layer, (window, sighted) in enumerate(zip(WINDOWS, (6, 2, 5), strict=True)):
+        seen = FORMS[form](woods.segments, layer)
+        assert np.array_equal(seen, by_definition(woods, window))
+        assert seen[:, 0].sum() == sighted
 
 
 @pytest.mark.parametrize("form", FORMS)
