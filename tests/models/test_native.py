@@ -12,7 +12,6 @@ from tiny_llama import close, oracle, runner_of, spec_of, tiny_llama, tokens, we
 
 from paceline.errors import ConfigError
 from paceline.models import Capabilities, LayerPlan, abilities_of
-from paceline.models.attention import Masks
 from paceline.models.attention.segments import Segment
 from paceline.models.layers.linear import can_pack
 from paceline.models.passes import ScoringGraphs
@@ -96,7 +95,7 @@ def test_a_large_tree_takes_the_unfolded_path(model, runner):
 
 
 def test_a_causal_mask_in_place_of_the_tree_mask_is_caught(model, runner, monkeypatch):
-    monkeypatch.setattr(Masks, "among_inputs", lambda self, segment: self.chain(segment.slots))
+    monkeypatch.setattr(Segment, "sees", property(lambda self: np.tri(self.slots, dtype=bool)))
     scores = runner.score([prefilled(runner)], IDS[-1:], [TREE])
     assert not close(scores.logits, by_path(model, IDS, TREE))
 

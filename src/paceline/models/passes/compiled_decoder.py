@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from paceline.checkpoints import BlockRows, Blocks, is_quantized
-from paceline.models.attention.segments import Segment, SegmentPart, split_into_passes
+from paceline.models.attention.segments import Segment, split_into_passes
 from paceline.models.attention.slot_lists import SlotLists, fill
 from paceline.models.base import ALL_LAYERS, LayerPlan
 from paceline.models.cpu import offsets as at
@@ -191,7 +191,7 @@ class CompiledDecoder:
         self._plan(plan)
         logits_of, best, done = list[torch.Tensor](), list[int](), 0
         for parts in split_into_passes(segments, ROWS):
-            count = sum(part.stop - part.first for part in parts)
+            count = sum(part.rows for part in parts)
             self._from(fed[done : done + count], count)
             if -1 in kept and plan.first == 0:
                 states_in = fed[done : done + count]
@@ -287,26 +287,23 @@ class CompiledDecoder:
         states = result.data_ptr() + offset if len(result) else 0
         self.frame.put({at.RESULT: states, at.FINAL_TAP: kept[last].data_ptr() + offset if last in kept else 0})
 
-    def _place(self, parts: Sequence[SegmentPart], lengths: Lengths, done: int) -> list[Ints]:
+    def _place(self, segments: Sequence[Segment], lengths: Lengths, done: int) -> list[Ints]:
         """Slots, visible slots and rotations of the rows; returns what must live until the pass is over."""
         row = 0
         lists: list[Ints] = []
-        for part in parts:
-            segment, count = part.segment, part.stop - part.first
-            length = segment.cache.length
-            slots = self._slots.of(segment.cache, length + segment.slots, lists)
-            self._rows[1, row : row + count] = slots[0][length + part.first : length + part.stop]
-            if segment.tree is None:
-                self._rows[2, row : row + count] = list(range(length + part.first, length + part.stop))
-            else:
-                self._rows[2, row : row + count] = segment.tree.depths[part.first : part.stop] + length
-            windowed = slots
+        for segment in segments:
+            cache = segment.cache
+            first, end = cache.length + segment.done, cache.length + segment.slots
+            stop = row + end - first
+            slots = windowed = self._slots.of(cache, end, lists)
+            self._rows[1, row:stop] = slots[0][first:end]
+            self._rows[2, row:stop] = list(segment.positions())
             if self._arena.windowed is not None:
-                windowed = self._slots.windowed(self._arena.windowed, segment.cache, slots[0], lists)
-                self._rows[4, row : row + count] = windowed[0][length + part.first : length + part.stop]
+                windowed = self._slots.windowed(self._arena.windowed, cache, slots[0], lists)
+                self._rows[4, row:stop] = windowed[0][first:end]
             for seen, window in zip(self.seen, self.shape.windows, strict=True):
-                fill(part, window, slots if window is None else windowed, seen[row : row + count], lists)
-            row += count
+                fill(segment, window, slots if window is None else windowed, seen[row:stop], lists)
+            row = stop
         return self._rotations(row, lengths, done, lists)
 
     def _rotations(self, count: int, lengths: Lengths, done: int, lists: list[Ints]) -> list[Any]:

@@ -124,8 +124,7 @@ def pack(bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[
         parts["positions"][i, :n] = segment.positions()
         write[i, :n] = cache.slot_index(cache.length + done, cache.length + m)
         parts["lengths"][i] = cache.length
-        parts["depths"][i, :m] = np.arange(m) if segment.tree is None else segment.tree.depths
-        parts["sees"][i, :n, :m] = np.tri(m)[done:] if segment.tree is None else segment.tree.sees[done:]
+        parts["depths"][i, :m], parts["sees"][i, :n, :m] = segment.depths, segment.sees[done:]
         table = cache.blocks[: blocks_for(cache.length + m)]
         parts["tables"][i, : len(table)] = table
     return np.concatenate([part.reshape(-1) for part in parts.values()])
