@@ -42,5 +42,4 @@ from .spec import LayerSpec as LayerSpec
 from .spec import ModelSpec as ModelSpec
 from .spec import MoeSpec as MoeSpec
 from .spec import RopeSpec as RopeSpec
-from .spec import RoutingSpec as RoutingSpec
 from .state.free_memory import available as available
