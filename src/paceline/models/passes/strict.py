@@ -16,8 +16,7 @@ from paceline.errors import ConfigError
 from paceline.models.attention.segments import Segment, split_into_passes
 from paceline.models.attention.strict_attention import products_keep_order
 from paceline.models.attention.tree_attention import STRICT_ROWS
-from paceline.models.base import ALL_LAYERS, LayerPlan
-from paceline.models.passes.base import PassResult
+from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
 from paceline.models.passes.eager import EagerPasses
 from paceline.models.spec import ModelSpec
 
