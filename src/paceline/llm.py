@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -50,7 +51,7 @@ from paceline.engine import (
     shaped,
     truncated,
 )
-from paceline.errors import CapabilityError, ConfigError
+from paceline.errors import CapabilityError, ConfigError, PacelineError
 from paceline.models import load_runner
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
@@ -62,12 +63,14 @@ from paceline.search import (
     SearchDriver,
     SearchRequest,
 )
-from paceline.utils import MAX_COUNT, choice, clear_calls, integer, items, need, request_bar
+from paceline.utils import MAX_COUNT, choice, clear_calls, integer, items, need, reject_unknown, request_bar
 
 logger = logging.getLogger("paceline")
 
 BUNDLED = BUNDLED_FOLDER
 OF_THE_MODEL = ("backend", "engine", "runner", "models")
+OF_TEMPLATES = ("chat_template", "add_generation_prompt", "continue_final_message", "tools", "documents")
+"""Arguments that every chat template takes; one that reads no tools says so itself."""
 
 
 class Named(type):
@@ -332,7 +335,10 @@ class LLM(metaclass=Named):
             PromptError, ConfigError: before anything runs.
         """
         self._must_be_open()
-        read = [read_prompt(item, self.tokenizer.encode) for item in as_list(prompts)]
+        read, given = list[ReadPrompt](), as_list(prompts)
+        for number, item in enumerate(given):
+            with _named("prompts", number, len(given)):
+                read.append(read_prompt(item, self.tokenizer.encode))
         return self._run(read, sampling_params, use_tqdm, lora_request, search=search, priority=priority)
 
     def _run(
@@ -344,14 +350,23 @@ class LLM(metaclass=Named):
         *,
         search: GivenSearch | Sequence[GivenSearch] | None,
         priority: Sequence[int] | None = None,
+        argument: str = "prompts",
     ) -> list[RequestOutput]:
+        """Decode prompts to their ends.
+
+        Args:
+            argument: that they came as, for errors.
+        """
         rule = "be None: an adapter is merged into the weights, with LLM(model, lora=FOLDER)"
         need(lora_request is None, "lora_request", rule, lora_request)
         fine = use_tqdm is None or isinstance(use_tqdm, bool) or callable(use_tqdm)
         need(fine, "use_tqdm", "be True, False, None or what takes the place of tqdm", use_tqdm)
         params = self._params(sampling_params, len(prompts))
         searches = self._searches(search, params)
-        requests = [self._request(*each) for each in zip(prompts, params, searches, strict=True)]
+        requests = list[Request]()
+        for number, each in enumerate(zip(prompts, params, searches, strict=True)):
+            with _named(argument, number, len(prompts)):
+                requests.append(self._request(*each))
         if priority is not None:
             _set_priorities(requests, priority)
         backend = self._backend_for(requests)
@@ -458,6 +473,7 @@ class LLM(metaclass=Named):
         lora_request: None = None,
         chat_template_content_format: str = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
         search: GivenSearch | Sequence[GivenSearch] | None = None,
         allow_special_tokens: bool = False,
         **template: Any,
@@ -466,7 +482,7 @@ class LLM(metaclass=Named):
 
         Args:
             messages: dicts with "role" and "content", or lists of such dicts.
-            sampling_params, use_tqdm, lora_request, search: as in `generate`.
+            sampling_params, use_tqdm, lora_request, priority, search: as in `generate`.
             chat_template_content_format: "auto": contents go to the template in the form that it takes.
             chat_template_kwargs: names for the template, such as `enable_thinking`.
             allow_special_tokens: what messages spell like special tokens (`<|im_end|>`) becomes them; else it is text,
@@ -474,20 +490,24 @@ class LLM(metaclass=Named):
             template: `chat_template`, `add_generation_prompt`, `continue_final_message`, `tools`
                 (`Tokenizer.apply_chat_template`), and names for the template.
         Raises:
-            ConfigError: the checkpoint has no chat template, or one that does not read what was given.
+            ConfigError: the checkpoint has no chat template, or neither it nor this method knows an argument.
         """
         self._must_be_open()
         choice("chat_template_content_format", chat_template_content_format, ("auto",))
-        more = {} if chat_template_kwargs is None else chat_template_kwargs
-        need(isinstance(more, Mapping), "chat_template_kwargs", "be a dict", more)
         fine = isinstance(messages, Sequence) and not isinstance(messages, str) and len(messages) > 0
         need(messages != [], "messages", "hold a message or more", messages)
         need(fine, "messages", "be a list of dicts with 'role' and 'content', or a list of such lists", messages)
         talks: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
         need(isinstance(allow_special_tokens, bool), "allow_special_tokens", "be True or False", allow_special_tokens)
-        names = {**template, **more, "allow_special_tokens": allow_special_tokens}
-        prompts = [ReadPrompt(*self.tokenizer.encode_chat(talk, **names), []) for talk in talks]
-        return self._run(prompts, sampling_params, use_tqdm, lora_request, search=search)
+        names = chat_names(LLM.chat, self.tokenizer, template, chat_template_kwargs)
+        names["allow_special_tokens"] = allow_special_tokens
+        prompts = list[ReadPrompt]()
+        for number, talk in enumerate(talks):
+            with _named("messages", number, len(talks)):
+                prompts.append(ReadPrompt(*self.tokenizer.encode_chat(talk, **names), []))
+        return self._run(
+            prompts, sampling_params, use_tqdm, lora_request, search=search, priority=priority, argument="messages"
+        )
 
     def embed(
         self,
@@ -725,6 +745,43 @@ def _set_priorities(requests: Sequence[Request], priorities: Sequence[int]) -> N
     for request, one in zip(requests, given, strict=True):
         integer("priority", one, -MAX_COUNT)
         request.priority = one
+
+
+def chat_names(
+    method: Callable[..., Any], tokenizer: Tokenizer, others: Mapping[str, Any], more: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The names that a call of `chat` gives the chat template.
+
+    Args:
+        method: that was called. others: arguments of the call that it does not have itself.
+        more: its `chat_template_kwargs`.
+    Raises:
+        ConfigError: an argument that neither the method nor the template knows, or `more` is no dict.
+    """
+    need(more is None or isinstance(more, Mapping), "chat_template_kwargs", "be a dict", more)
+    own = set(inspect.signature(method).parameters) - {"self", "template"}
+    known = {*own, *OF_TEMPLATES, *tokenizer.template(others.get("chat_template")).variables}
+    given = [name for name, value in others.items() if value is not None]
+    mistyped = [
+        name for name in given if name not in SamplingParams.__dataclass_fields__
+    ]  # of which the template tells
+    reject_unknown(method.__qualname__, mistyped, sorted(known), meant=CALLS)
+    return {**others, **(more or {})}
+
+
+@contextmanager
+def _named(argument: str, number: int, count: int) -> Iterator[None]:
+    """Errors within begin with the item of a list that they are about, where it has several.
+
+    Args:
+        argument: the list's name. number: of the item, from 0. count: of all items.
+    """
+    try:
+        yield
+    except PacelineError as error:
+        if count == 1:
+            raise
+        raise type(error)(f"{argument}[{number}]: {error}") from error
 
 
 def _absent(owner: str, name: str) -> str:
