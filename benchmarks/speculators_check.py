@@ -83,10 +83,10 @@ def here(llm: LLM, head: Path, tokens: torch.Tensor, states: torch.Tensor) -> to
     """(n, v) logits of the head's layer."""
     made = FeatureHead.load(head, llm.runner, ["eagle3"])
     tree = TokenTree.chain([0] * (len(tokens) - 1))
-    logits, _ = made.step(
+    result = made.step(
         [made.open()], [tree], [0], tokens=tokens.tolist(), states=made.joined(states), picked=range(len(tokens))
     )
-    return logits.float()
+    return result.logits.float()
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -22,7 +22,7 @@ from typing import Any
 
 import paceline
 from paceline import claims, registry
-from paceline.config import EngineConfig, KeyLimits, options_of
+from paceline.config import EngineConfig
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -413,12 +413,6 @@ def request_fields() -> str:
     return "\n".join(lines)
 
 
-def key_limits() -> str:
-    """What a key file of the server may say of a key."""
-    lines = ["| field | |", "|---|---|", "| `key` | The key itself; the only field that must be there. |"]
-    return "\n".join([*lines, *(f"| `{name}` | {option.doc} |" for name, option in options_of(KeyLimits).items())])
-
-
 # Benchmarks
 
 
@@ -464,7 +458,6 @@ MADE: dict[str, Callable[..., str]] = {
     "example": example,
     "exactness": exactness,
     "fields": fields,
-    "key_limits": key_limits,
     "request_fields": request_fields,
     "speeds": speeds,
     "screening": screening,

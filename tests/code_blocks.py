@@ -34,7 +34,7 @@ FENCED = re.compile(
 )
 INDENTED = re.compile(r"(?<=\n\n)((?: {4}.*\n)+)")
 ELSEWHERE = {"accelerate", "bash", "cd", "curl", "docker", "echo", "git", "guidellm", "lm_eval", "mkdocs", "mypy"}
-ELSEWHERE |= {"openssl", "pre-commit", "pytest", "ruff", "torchrun", "vllm", "."}
+ELSEWHERE |= {"install", "openssl", "pre-commit", "pytest", "ruff", "torchrun", "umask", "vllm", "."}
 """Commands of other tools; where they start a module of ours (`-m paceline`), its words are checked."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Coroutine
 from functools import cache
@@ -171,6 +172,40 @@ def test_requests_that_wait_begin_by_priority() -> None:
     for wrong in ("1", 1.0, True):
         with pytest.raises(ConfigError, match="priority must be an integer"):
             AsyncLLM(model).generate("x", priority=wrong)  # type: ignore[arg-type]
+
+
+def test_conversations_that_wait_begin_by_priority() -> None:
+    """`LLM.chat` and `AsyncLLM.chat` alike, one at a time."""
+    model = LLM(dtype="float32", profile=False, max_num_seqs=1)
+    few, order = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True), list[str]()
+    talks = [[{"role": "user", "content": text}] for text in ("first", "second", "third", "fourth")]
+
+    def look(record: StepRecord) -> None:
+        order.extend(str(sequence.request.prompt) for sequence in record.sequences)
+
+    def told() -> list[str]:
+        found = [re.search("first|second|third|fourth", text)[0] for text in dict.fromkeys(order)]  # type: ignore[index]
+        order.clear()
+        return found
+
+    async def both() -> None:
+        live = AsyncLLM(model)
+
+        async def ended(number: int, priority: int) -> None:
+            async for _ in live.chat(talks[number], few, priority=priority):
+                pass
+
+        await asyncio.gather(*(ended(number, one) for number, one in enumerate([0, 7, 2, 1])))
+
+    with watching(model.engine, look):
+        model.chat(talks[:3], few, priority=[2, -1, 0])
+        assert told() == ["second", "third", "first"]
+        model.chat(talks[:3], few)
+        assert told() == ["first", "second", "third"], "the control, without"
+        run(both())
+        assert told()[1:] == ["fourth", "third", "second"], "behind the one that had begun"
+    with pytest.raises(ConfigError, match="priority must be a list of 3 integers"):
+        model.chat(talks[:3], few, priority=[1])
 
 
 def test_what_is_wrong_with_a_request_is_raised_at_once() -> None:

@@ -23,6 +23,7 @@ from tiny_checkpoint import edit_json, edit_weights, write
 
 from paceline import (
     LLM,
+    AsyncLLM,
     CheckpointError,
     ConfigError,
     PacelineError,
@@ -394,6 +395,18 @@ CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
     ),
     "a dtype twice": (lambda _: LLM(dtype="float32", torch_dtype="bfloat16"), "torch_dtype and dtype mean the same"),
     "two devices": (lambda _: LLM(device_map="balanced"), "device_map must be 'auto' or one device, got 'balanced'"),
+    "a number in quotes": (
+        lambda _: SamplingParams(temperature="0"),
+        "temperature must be 0 (greedy) or positive, got the text '0'; leave the quotes out",
+    ),
+    "an integer in quotes": (
+        lambda _: SamplingParams(max_tokens="8"),
+        "max_tokens must be an integer of 1 or more, got the text '8'; leave the quotes out",
+    ),
+    "no number in quotes": (
+        lambda _: SamplingParams(temperature="a"),
+        "temperature must be 0 (greedy) or positive, got 'a'",
+    ),
     "parameters of transformers": (
         lambda _: SamplingParams(max_new_tokens=5, num_return_sequences=2),
         "does not know 'max_new_tokens' (did you mean max_tokens?), 'num_return_sequences' (did you mean n?)",
@@ -420,7 +433,22 @@ CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
     "unknown in stream": (lambda llm: llm.stream("a", params=None), "LLM.stream does not know 'params'"),
     "nothing to generate": (lambda llm: llm.generate(), "LLM.generate: missing a required argument: 'prompts'"),
     "unknown in chat": (lambda llm: llm.chat(TALK, max_tokens=5), "'max_tokens' is a sampling parameter"),
-    "no template variable": (lambda llm: llm.chat(TALK, thinking=True), "does not know 'thinking'"),
+    "no template variable": (lambda llm: llm.chat(TALK, thinking=True), "LLM.chat does not know 'thinking'"),
+    "mistyped in chat": (
+        lambda llm: llm.chat(TALK, sampling_parms=SamplingParams()),
+        "LLM.chat does not know 'sampling_parms'; did you mean sampling_params?",
+    ),
+    "mistyped in a live chat": (
+        lambda llm: AsyncLLM(llm).chat(TALK, prioriti=1),
+        "AsyncLLM.chat does not know 'prioriti'; did you mean priority?",
+    ),
+    "another library's in chat": (
+        lambda llm: llm.chat(TALK, max_new_tokens=5),
+        "LLM.chat does not know 'max_new_tokens'; did you mean SamplingParams(max_tokens=...)?",
+    ),
+    "one of several prompts": (lambda llm: llm.generate(["a", "b", [1] * 5000]), "prompts[2]: the prompt has 5000"),
+    "one of several dicts": (lambda llm: llm.generate(["a", {"promt": "b"}]), "prompts[1]: a prompt dict does not"),
+    "one of several talks": (lambda llm: llm.chat([TALK, [{"role": "user"}]]), "messages[1]: "),
     "model a number": (lambda _: LLM(5), "model must be a folder or hub id, got 5"),
     "model a list": (lambda _: LLM(model=["x"]), "model must be a folder or hub id, got ['x']"),
     "tokenizer a number": (lambda _: LLM(tokenizer=5), "tokenizer must be a folder or hub id, got 5"),
@@ -449,6 +477,13 @@ def test_calls_of_the_api(llm: LLM, case: str) -> None:
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+def test_one_prompt_alone_needs_no_number(llm: LLM) -> None:
+    for given in ([1] * 5000, [[1] * 5000]):
+        with pytest.raises(PromptError) as caught:
+            llm.generate(given)
+        assert str(caught.value).startswith("the prompt has 5000 tokens")
 
 
 def test_a_type_error_from_within_stays_one(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:

@@ -24,6 +24,7 @@ import paceline
 from paceline import LLM, SamplingParams, registry
 from paceline.cli.app import app
 from paceline.cli.main import main
+from paceline.config import KeyLimits, options_of
 from paceline.diffusion import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -131,6 +132,12 @@ def test_every_argument_of_llm_is_described_once() -> None:
     assert {name: defined[name] for name in inspect.signature(LLM).parameters if defined[name] != 1} == {}
     assert terms(MADE.fields("LLM"))["dtype"] == 0  # the page says more than its field
     assert terms("`a`, `b` (default `c`)\n:   What.\n\n`d` and\n") == {"a": 1, "b": 1}
+
+
+def test_limits_of_keys_are_in_the_text_of_the_page() -> None:
+    rows = [f"| `{name}` | {option.doc} |" for name, option in options_of(KeyLimits).items()]
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8").partition("### Limits of a key")[2]
+    assert rows == re.findall(r"^\| `[a-z_]+` \| .* \|$", page.partition("\n### ")[0], re.MULTILINE)[1:]
 
 
 def test_examples_of_methods_run() -> None:

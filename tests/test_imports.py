@@ -63,8 +63,10 @@ ALLOWED: dict[str, set[str]] = {
     "search": METHODS | MODELS | {"engine", "drafters", "sampling", "verifiers"},
     "speech": LOW | {"checkpoints", "sampling"},
     "claims": LOW,
-    "llm": METHODS | MODELS | {"arguments", "assembly", "diffusion", "engine", "sampling", "search", "profiles"},
-    "transcriber": METHODS | MODELS | {"engine", "llm", "speech"},
+    "llm": METHODS
+    | MODELS
+    | {"arguments", "assembly", "diffusion", "engine", "sampling", "search", "speech", "profiles", "transcriber"},
+    "transcriber": METHODS | MODELS | {"engine", "speech"},
     "async_llm": METHODS | {"engine", "llm", "search"},
     "serving": METHODS | MODELS | {"async_llm", "batch", "engine", "explain", "grammar", "llm", "sampling", "search"},
     "batch": LOW,

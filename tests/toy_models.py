@@ -22,7 +22,7 @@ from toys import ToyCache, ToyRunner
 from paceline import registry
 from paceline.checkpoints import Tokenizer
 from paceline.drafters import DrafterArgs
-from paceline.models import Call, LayerPlan, MappedRunner
+from paceline.models import Call, LayerPlan, MappedRunner, PassResult
 from paceline.models.runners.remapped_tokens import HeadRows
 
 LETTERS = "abcdefghij"
@@ -210,7 +210,7 @@ class ExitToy(ToyRunner):
         plan: LayerPlan,
         hidden: torch.Tensor | None,
         computed: Sequence[int],
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    ) -> PassResult:
         self._check(caches, roots, trees, computed)
         rows: list[list[int]] = []
         for each in zip(caches, roots, trees, computed, strict=True):
@@ -224,7 +224,8 @@ class ExitToy(ToyRunner):
         self.ran.append((plan.first, stop, len(rows)))
         self._texts += rows
         first = len(self._texts) - len(rows)
-        return torch.tensor([[stop, first + i] for i in range(len(rows))], dtype=torch.float64), {}
+        states = torch.tensor([[stop, first + i] for i in range(len(rows))], dtype=torch.float64)
+        return PassResult(states.new_empty(0, self.info.vocab_size), states)
 
     def at(self, text: Sequence[int], layers: int) -> torch.Tensor:
         """(v,) logits of an exit."""

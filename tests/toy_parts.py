@@ -287,8 +287,9 @@ class EncoderRunner(StateOperations[CompositeState]):
         fed = [[r, *t.tokens.tolist()][done[i] :] for i, (r, t) in enumerate(zip(roots, trees, strict=True))]
         hidden = torch.cat([self._embedded(*each) for each in zip(caches, fed, strict=True)])
         keys = [state.cache for state in caches]
-        states, found = self.native.run_layers(keys, roots, trees, hidden=hidden, taps=taps, computed=computed)
-        return Scores(self.native.head(states), tuple(accumulate(map(len, fed), initial=0)), found)
+        result = self.native.run_layers(keys, roots, trees, hidden=hidden, taps=taps, computed=computed)
+        rows = tuple(accumulate(map(len, fed), initial=0))
+        return Scores(self.native.head(result.states), rows, result.taps)
 
     def _embedded(self, state: CompositeState, tokens: Sequence[int]) -> torch.Tensor:
         (part,) = state.others

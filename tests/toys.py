@@ -17,7 +17,7 @@ import torch
 from toy_layers import ToyLayers
 from toy_numbers import normal
 
-from paceline.models import NO_INPUTS, Capabilities, Inputs, LayerPlan, ModelInfo, context_of
+from paceline.models import NO_INPUTS, Capabilities, Inputs, LayerPlan, ModelInfo, PassResult, context_of
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 
 Rows = list[list[int]]
@@ -227,7 +227,7 @@ class ToyRunner:
         hidden: torch.Tensor | None = None,
         taps: Sequence[int] = (),
         computed: Sequence[int] | None = None,
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    ) -> PassResult:
         computed = [0] * len(caches) if computed is None else computed
         self._check(caches, roots, trees, computed)
         before = [list(cache.inputs) for cache in caches]
@@ -237,7 +237,8 @@ class ToyRunner:
             pairs = zip(caches, before, strict=True)
             ensure(all(c.inputs == fed[: len(c.inputs)] for c, fed in pairs), "scratch holds something else")
         states = torch.stack(self.layers.run(texts, plan))
-        return states, {layer: torch.stack([self.hidden(layer, text) for text in texts]) for layer in taps}
+        tapped = {layer: torch.stack([self.hidden(layer, text) for text in texts]) for layer in taps}
+        return PassResult(states.new_empty(0, self.info.vocab_size), states, tapped)
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         return self.layers.head(hidden, norm=norm)

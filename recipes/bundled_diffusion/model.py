@@ -23,7 +23,7 @@ from paceline.models import (
     load_denoiser_weights,
     mask_token_id,
 )
-from paceline.models.layers import rotation
+from paceline.models.layers import wide_rotation
 from paceline.models.runners import NativeDenoiser
 from recipes.common.options import BUNDLED
 
@@ -136,7 +136,7 @@ class Net(nn.Module):
     def states(self, ids_bt: Tensor, positions_bt: Tensor, mask: Tensor | None) -> Tensor:
         """Normed states (b, t, d); `mask` (b, 1, t or 1, t) is True where a row sees a key."""
         rope = self.spec.model.ropes["default"]
-        cos, sin = rotation(rope, positions_bt.flatten(), torch.float32)
+        cos, sin = wide_rotation(rope, positions_bt.flatten(), torch.float32)
         by = (cos.view(*positions_bt.shape, 1, -1), sin.view(*positions_bt.shape, 1, -1))
         return self.run_layers(self.embed(ids_bt), by, mask)
 

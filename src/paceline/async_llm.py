@@ -26,7 +26,7 @@ from paceline.engine import (
     StreamChunk,
 )
 from paceline.errors import ConfigError
-from paceline.llm import LLM
+from paceline.llm import LLM, chat_names
 from paceline.search import GivenSearch
 from paceline.utils import MAX_COUNT, integer
 
@@ -99,16 +99,14 @@ class AsyncLLM:
         Raises:
             PromptError, ConfigError: at once, before anything runs.
         """
-        request, backend = self.llm.request(prompt, sampling_params, search)
-        integer("priority", priority, -MAX_COUNT)
-        request.priority = priority
-        return self._assembled(request, backend)
+        return self._begun(prompt, sampling_params, search, priority)
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         sampling_params: SamplingParams | None = None,
         *,
+        priority: int = 0,
         search: GivenSearch | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         allow_special_tokens: bool = False,
@@ -118,13 +116,15 @@ class AsyncLLM:
 
         Args:
             messages: dicts with "role" and "content".
+            priority: as in `generate`.
             search: as in `LLM.stream`. chat_template_kwargs, allow_special_tokens, template: as in `LLM.chat`.
         Raises:
             ConfigError, PromptError: at once, before anything runs.
         """
-        names = {**template, **(chat_template_kwargs or {}), "allow_special_tokens": allow_special_tokens}
+        names = chat_names(AsyncLLM.chat, self.llm.tokenizer, template, chat_template_kwargs)
+        names["allow_special_tokens"] = allow_special_tokens
         text, tokens = self.llm.tokenizer.encode_chat(messages, **names)
-        return self._assembled(*self.llm.request(ReadPrompt(text, tokens, []), sampling_params, search))
+        return self._begun(ReadPrompt(text, tokens, []), sampling_params, search, priority)
 
     def rollouts(
         self,
@@ -188,6 +188,19 @@ class AsyncLLM:
                 yield chunk
         finally:
             worker.cancel(request)
+
+    def _begun(
+        self,
+        prompt: Prompt | ReadPrompt,
+        params: SamplingParams | None,
+        search: GivenSearch | None,
+        priority: int,
+    ) -> AsyncGenerator[RequestOutput]:
+        """A request that runs as soon as its outputs are asked for."""
+        request, backend = self.llm.request(prompt, params, search)
+        integer("priority", priority, -MAX_COUNT)
+        request.priority = priority
+        return self._assembled(request, backend)
 
     async def _assembled(self, request: Request, backend: Backend) -> AsyncGenerator[RequestOutput]:
         assembly = OutputAssembly(request.params.output_kind)

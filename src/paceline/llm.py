@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 
 from paceline.arguments import ATTRIBUTES, CALLS, IDLE_CALLS, Meant, translated
@@ -52,7 +54,7 @@ from paceline.engine import (
     shaped,
     truncated,
 )
-from paceline.errors import CapabilityError, ConfigError
+from paceline.errors import CapabilityError, ConfigError, PacelineError
 from paceline.models import load_runner
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
@@ -64,12 +66,17 @@ from paceline.search import (
     SearchDriver,
     SearchRequest,
 )
-from paceline.utils import MAX_COUNT, choice, clear_calls, integer, items, need, request_bar
+from paceline.utils import MAX_COUNT, choice, clear_calls, integer, items, need, reject_unknown, request_bar
+
+if TYPE_CHECKING:
+    from paceline.speech import AudioLimits, AudioSource, Transcript
 
 logger = logging.getLogger("paceline")
 
 BUNDLED = BUNDLED_FOLDER
 OF_THE_MODEL = ("backend", "engine", "runner", "models")
+OF_TEMPLATES = ("chat_template", "add_generation_prompt", "continue_final_message", "tools", "documents")
+"""Arguments that every chat template takes; one that reads no tools says so itself."""
 
 
 class Named(type):
@@ -338,7 +345,10 @@ class LLM(metaclass=Named):
             PromptError, ConfigError: before anything runs.
         """
         self._must_be_open()
-        read = [self._read(item) for item in as_list(prompts)]
+        read, given = list[ReadPrompt](), as_list(prompts)
+        for number, item in enumerate(given):
+            with _named("prompts", number, len(given)):
+                read.append(self._read(item))
         return self._run(read, sampling_params, use_tqdm, lora_request, search=search, priority=priority)
 
     def _read(self, prompt: Prompt) -> ReadPrompt:
@@ -353,14 +363,23 @@ class LLM(metaclass=Named):
         *,
         search: GivenSearch | Sequence[GivenSearch] | None,
         priority: Sequence[int] | None = None,
+        argument: str = "prompts",
     ) -> list[RequestOutput]:
+        """Decode prompts to their ends.
+
+        Args:
+            argument: that they came as, for errors.
+        """
         rule = "be None: an adapter is merged into the weights, with LLM(model, lora=FOLDER)"
         need(lora_request is None, "lora_request", rule, lora_request)
         fine = use_tqdm is None or isinstance(use_tqdm, bool) or callable(use_tqdm)
         need(fine, "use_tqdm", "be True, False, None or what takes the place of tqdm", use_tqdm)
         params = self._params(sampling_params, len(prompts))
         searches = self._searches(search, params)
-        requests = [self._request(*each) for each in zip(prompts, params, searches, strict=True)]
+        requests = list[Request]()
+        for number, each in enumerate(zip(prompts, params, searches, strict=True)):
+            with _named(argument, number, len(prompts)):
+                requests.append(self._request(*each))
         if priority is not None:
             _set_priorities(requests, priority)
         backend = self._backend_for(requests)
@@ -467,6 +486,7 @@ class LLM(metaclass=Named):
         lora_request: None = None,
         chat_template_content_format: str = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
         search: GivenSearch | Sequence[GivenSearch] | None = None,
         allow_special_tokens: bool = False,
         **template: Any,
@@ -475,7 +495,7 @@ class LLM(metaclass=Named):
 
         Args:
             messages: dicts with "role" and "content", or lists of such dicts.
-            sampling_params, use_tqdm, lora_request, search: as in `generate`.
+            sampling_params, use_tqdm, lora_request, priority, search: as in `generate`.
             chat_template_content_format: "auto": contents go to the template in the form that it takes.
             chat_template_kwargs: names for the template, such as `enable_thinking`.
             allow_special_tokens: what messages spell like special tokens (`<|im_end|>`) becomes them; else it is text,
@@ -483,20 +503,24 @@ class LLM(metaclass=Named):
             template: `chat_template`, `add_generation_prompt`, `continue_final_message`, `tools`
                 (`Tokenizer.apply_chat_template`), and names for the template.
         Raises:
-            ConfigError: the checkpoint has no chat template, or one that does not read what was given.
+            ConfigError: the checkpoint has no chat template, or neither it nor this method knows an argument.
         """
         self._must_be_open()
         choice("chat_template_content_format", chat_template_content_format, ("auto",))
-        more = {} if chat_template_kwargs is None else chat_template_kwargs
-        need(isinstance(more, Mapping), "chat_template_kwargs", "be a dict", more)
         fine = isinstance(messages, Sequence) and not isinstance(messages, str) and len(messages) > 0
         need(messages != [], "messages", "hold a message or more", messages)
         need(fine, "messages", "be a list of dicts with 'role' and 'content', or a list of such lists", messages)
         talks: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
         need(isinstance(allow_special_tokens, bool), "allow_special_tokens", "be True or False", allow_special_tokens)
-        names = {**template, **more, "allow_special_tokens": allow_special_tokens}
-        prompts = [ReadPrompt(*self.tokenizer.encode_chat(talk, **names), []) for talk in talks]
-        return self._run(prompts, sampling_params, use_tqdm, lora_request, search=search)
+        names = chat_names(LLM.chat, self.tokenizer, template, chat_template_kwargs)
+        names["allow_special_tokens"] = allow_special_tokens
+        prompts = list[ReadPrompt]()
+        for number, talk in enumerate(talks):
+            with _named("messages", number, len(talks)):
+                prompts.append(ReadPrompt(*self.tokenizer.encode_chat(talk, **names), []))
+        return self._run(
+            prompts, sampling_params, use_tqdm, lora_request, search=search, priority=priority, argument="messages"
+        )
 
     def embed(
         self,
@@ -609,6 +633,36 @@ class LLM(metaclass=Named):
         self._must_draft("save_tables")
         with self.turns.turn():
             return self.engine.parts.drafter_set.save_tables(folder)
+
+    def transcribe(
+        self,
+        audio: AudioSource | Sequence[AudioSource],
+        *,
+        sample_rate: int = 16_000,
+        limits: AudioLimits | None = None,
+        **params: Any,
+    ) -> Transcript | list[Transcript]:
+        """The text of speech, by a Whisper model: of one audio, or of a list.
+
+        Args:
+            audio: the path of a file, its bytes, or samples as a NumPy array (`speech.load_audio`).
+            sample_rate: of samples. limits: of what is read.
+            params: `language`, `timestamps`, `words` and the other fields of `TranscriptionParams`.
+        Raises:
+            PromptError: no audio, or beyond the limits.
+            ConfigError: a model that reads no speech, or a parameter that is unknown or wrong.
+        """
+        self._must_be_open()
+        from paceline.speech import load_audio
+        from paceline.transcriber import Transcriber, TranscriptionParams
+
+        reject_unknown("transcribe", params, [field.name for field in fields(TranscriptionParams)])
+        wanted = TranscriptionParams(**params)
+        one = isinstance(audio, str | Path | bytes | np.ndarray)
+        sources: Sequence[AudioSource] = [audio] if isinstance(audio, str | Path | bytes | np.ndarray) else audio
+        heard = [load_audio(source, sample_rate=sample_rate, limits=limits) for source in sources]
+        found = Transcriber(self).transcribe(heard, wanted)
+        return found[0] if one else found
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
         """Token ids of a conversation, ready for an answer (see `Tokenizer.encode_chat`)."""
@@ -734,6 +788,43 @@ def _set_priorities(requests: Sequence[Request], priorities: Sequence[int]) -> N
     for request, one in zip(requests, given, strict=True):
         integer("priority", one, -MAX_COUNT)
         request.priority = one
+
+
+def chat_names(
+    method: Callable[..., Any], tokenizer: Tokenizer, others: Mapping[str, Any], more: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The names that a call of `chat` gives the chat template.
+
+    Args:
+        method: that was called. others: arguments of the call that it does not have itself.
+        more: its `chat_template_kwargs`.
+    Raises:
+        ConfigError: an argument that neither the method nor the template knows, or `more` is no dict.
+    """
+    need(more is None or isinstance(more, Mapping), "chat_template_kwargs", "be a dict", more)
+    own = set(inspect.signature(method).parameters) - {"self", "template"}
+    known = {*own, *OF_TEMPLATES, *tokenizer.template(others.get("chat_template")).variables}
+    given = [name for name, value in others.items() if value is not None]
+    mistyped = [
+        name for name in given if name not in SamplingParams.__dataclass_fields__
+    ]  # of which the template tells
+    reject_unknown(method.__qualname__, mistyped, sorted(known), meant=CALLS)
+    return {**others, **(more or {})}
+
+
+@contextmanager
+def _named(argument: str, number: int, count: int) -> Iterator[None]:
+    """Errors within begin with the item of a list that they are about, where it has several.
+
+    Args:
+        argument: the list's name. number: of the item, from 0. count: of all items.
+    """
+    try:
+        yield
+    except PacelineError as error:
+        if count == 1:
+            raise
+        raise type(error)(f"{argument}[{number}]: {error}") from error
 
 
 def _absent(owner: str, name: str) -> str:

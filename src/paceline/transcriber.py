@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import numpy as np
 import torch
@@ -45,11 +45,32 @@ from paceline.speech import (
 from paceline.utils import choice, integer
 
 if TYPE_CHECKING:
-    from paceline.engine import RequestOutput
-    from paceline.llm import LLM
+    from pathlib import Path
+
+    from paceline.checkpoints import Tokenizer
+    from paceline.engine import Backend, Request, RequestOutput, SourceReader, Turns
+    from paceline.models import Runner
 
 SEARCHED: Final = 3.0
 """Seconds on both sides of a cut in which the quietest place is looked for."""
+
+
+class SpeechModel(Protocol):
+    """What is used of an `LLM`."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    runner: Runner
+    source: SourceReader | None
+    backend: Backend
+    turns: Turns
+    drafter_methods: list[str]
+
+    def request(self, prompt: ReadPrompt, sampling_params: SamplingParams) -> tuple[Request, Backend]:
+        """A request, checked and not begun, and what decodes it."""
+
+    def with_speculative_config(self, speculative_config: dict[str, Any]) -> Self:
+        """The same model, drafted for by other methods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,13 +166,13 @@ class Transcriber:
         ConfigError: another model.
     """
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: SpeechModel) -> None:
         runner = getattr(llm, "runner", None)  # a diffusion language model has none
         if not isinstance(runner, AttendsToSource) or llm.source is None or llm.source.reads != "input_features":
             raise ConfigError(f"{llm.folder} reads no speech; load a Whisper model to transcribe")
         self._llm, self._runner = llm, runner
         self.tokens, self._mel = WhisperTokens.load(llm.folder), LogMel.load(llm.folder)
-        self._drafting: LLM | None = None
+        self._drafting: SpeechModel | None = None
         self.costs: list[WindowCost] = []
 
     def transcribe(self, audios: Sequence[Samples], params: TranscriptionParams | None = None) -> list[Transcript]:
@@ -307,7 +328,7 @@ class Transcriber:
             window.sampled = list(output.outputs[0].token_ids)
             self.costs.append(WindowCost(len(window.sampled), output.metrics.num_steps))
 
-    def _expecting(self) -> LLM:
+    def _expecting(self) -> SpeechModel:
         """The same model with a drafter that reads predictions."""
         if "prediction" in self._llm.drafter_methods:
             return self._llm

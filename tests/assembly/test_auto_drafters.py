@@ -27,6 +27,7 @@ from paceline.assembly import build_parts, controller_setup
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.controllers.auto import AutoController, store
 from paceline.engine import DrafterSet, Engine, drafter_set, loop, probe, step_clock
+from paceline.models import PassResult
 from paceline.models.runners import FeatureHead
 
 PASS, ROW = 1e-2, 1e-5
@@ -95,13 +96,12 @@ def knowing(step: Any) -> Any:
     last, texts = toy.info.num_layers, [*((a,) for a in range(VOCAB)), *product(range(VOCAB), repeat=2)]
     named = {toy.hidden(last, text).numpy().tobytes(): text for text in texts}
 
-    def known(
-        head: FeatureHead, *args: Any, tokens: Any, states: Any, picked: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits, _ = step(head, *args, tokens=tokens, states=states, picked=picked)
+    def known(head: FeatureHead, *args: Any, tokens: Any, states: Any, picked: Any) -> PassResult:
+        result = step(head, *args, tokens=tokens, states=states, picked=picked)
         found = [(*named[row.numpy().tobytes()], token) for row, token in zip(states, tokens, strict=True)]
         made = torch.stack([toy.hidden(last, text) for text in found])
-        return torch.stack([toy.logits(found[row]) for row in picked]) if len(picked) else logits, made
+        logits = torch.stack([toy.logits(found[row]) for row in picked]) if len(picked) else result.logits
+        return PassResult(logits, made)
 
     return known
 

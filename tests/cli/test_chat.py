@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from command import Command
+from command import Terminal as TextTerminal
 from tiny_checkpoint import edit_json
 
 from paceline.utils import read_prompts
@@ -36,6 +37,14 @@ def test_what_a_conversation_does_not_show_is_rejected(run: Command, flag: str) 
         found.line
         == "--logprobs and --prompt-logprobs are not available in a conversation; use `paceline generate --json`"
     )
+
+
+def test_an_answer_that_a_limit_cut_off_says_so_at_a_terminal(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("chat", *FAST, "--ignore-eos")
+    assert "cut off" not in run(*asked, stdin="hello\n").err
+    monkeypatch.setattr(sys, "stderr", screen := TextTerminal())
+    assert run(*asked, stdin="hello\n").code == 0
+    assert "the answer was cut off at 12 tokens: --max-tokens raises the limit" in screen.getvalue()
 
 
 def test_nothing_said(run: Command) -> None:

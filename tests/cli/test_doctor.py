@@ -75,6 +75,14 @@ def test_a_report_has_what_it_needs_and_no_secrets(run: Command, monkeypatch: py
     assert list(about) == named
 
 
+def test_heading_and_report_name_the_same_form_of_the_weights(run: Command) -> None:
+    for flags, form in ((FAST, "float32"), (("--quantization", "int8", *FAST), "int8")):
+        found = run("doctor", "-s", "null", *flags)
+        (heading,) = [line for line in found.out.splitlines() if line.endswith("on cpu, 1 thread)")]
+        assert heading == f"bundled/target ({form} on cpu, 1 thread)"
+        assert f"bundled/target (llama), {form} on cpu, " in found.out
+
+
 def test_a_fault_is_said_in_80_columns(run: Command, shuffled: Path) -> None:
     found = run("doctor", "-s", json.dumps({"method": "draft_model", "model": str(shuffled)}), *FAST)
     assert found.code == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -255,8 +256,12 @@ def test_colours_by_drafter_and_a_legend(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_no_colour_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = watch(monkeypatch)
     monkeypatch.setenv("NO_COLOR", "1")
-    StreamPrinter().show([(" am", "ngram")])
+    printer = StreamPrinter()
+    printer.show([(" am", "ngram")])
     assert terminal.getvalue() == " am"
+    printer.legend(RequestMetrics(num_generation_tokens=4, drafters={"ngram": DrafterMetrics(9, 2)}))
+    assert "2 of 9 accepted" in terminal.getvalue()
+    assert "\x1b[" not in terminal.getvalue()
 
 
 def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,6 +328,32 @@ def test_stats_say_what_it_took(run: Command) -> None:
     for name in ("load", "first token", "prompt", "decoding", "drafts", "memory"):
         assert any(line.startswith(f"{name} ") for line in shown.err.splitlines()), name
         assert not any(line.startswith(f"{name} ") for line in plain.err.splitlines()), name
+
+
+def test_stats_of_a_search_say_what_it_computed(run: Command) -> None:
+    shown = run("generate", PROMPT, "--search", "beam", "--max-tokens", 4, *FAST, "--stats")
+    assert shown.code == 0
+    for name in ("load", "prompt", "decoding", "search", "memory"):
+        assert any(line.startswith(f"{name} ") for line in shown.err.splitlines()), name
+    assert re.search(r"^search +beam: \d+ tokens in \d+ passes, \d", shown.err, re.MULTILINE)
+    assert "drafts" not in shown.err
+
+
+def test_an_answer_that_a_limit_cut_off_says_so_at_a_terminal(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("generate", PROMPT, "--max-tokens", 4, "--ignore-eos", *FAST)
+    bare = run(*asked)
+    assert "cut off" not in bare.err  # no terminal reads it
+    for more, told in (
+        ((), "the answer was cut off at 4 tokens: --max-tokens raises the limit"),
+        (("--n", 3, "--temperature", 1), "3 of 3 answers were cut off at 4 tokens: --max-tokens raises"),
+        (("--search", "beam"), "the answer was cut off at 4 tokens: --max-tokens raises the limit"),
+        (("--max-model-len", 16, "--max-tokens", 90), "tokens: the context of 16 tokens is full"),
+        (("--stop", bare.out[1:3]), ""),
+    ):
+        monkeypatch.setattr(sys, "stderr", screen := Terminal())
+        assert run(*asked, *more).code == 0
+        assert told in screen.getvalue()
+        assert ("cut off" in screen.getvalue()) is bool(told), more
 
 
 def test_a_chat_model_hints_at_chat_once(

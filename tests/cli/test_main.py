@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import typer
-from command import Command
+from command import Command, Terminal
 
 from paceline import PacelineError, __version__, registry
 from paceline.cli import app as entry
@@ -46,10 +46,25 @@ def test_help_names_every_flag_in_full_at_80_columns(run: Command, monkeypatch: 
     assert "…" not in help_text
 
 
+def test_help_has_no_styles_where_no_colour_is_wanted(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for plain in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", plain)
+        monkeypatch.setattr(sys, "stdout", screen := Terminal())
+        run("chat", "--help")
+        assert "tokens" in screen.getvalue()
+        assert ("\x1b[" in screen.getvalue()) is not bool(plain)
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (("run", "x"), "No such command 'run'; use generate or chat; see"),
+        (
+            ("my model.gguf",),
+            "No such command 'my model.gguf'; say first what to do with it, as in `paceline chat -m 'my model.gguf'` "
+            "or `paceline generate -m 'my model.gguf' PROMPT`; see `paceline --help`",
+        ),
         (("methods", "ngram"), "extra argument(s) (ngram); this command takes flags only; see `paceline methods"),
         (("generate", "x", "y"), "extra argument(s) (y); put a text of several words into quotes; see"),
     ],

@@ -104,6 +104,20 @@ def test_what_is_typed_becomes_a_value_and_nothing_else_is_given() -> None:
     }
 
 
+def test_llama_cpps_names_of_flags_mean_ours(run: Command) -> None:
+    asked = ("generate", "Once", "--seed", 3, "--max-tokens", 12, "--dtype", "float32", "--threads", 1)
+    drawn = run(*asked, "--temp", 1.5)
+    assert (drawn.code, drawn.out) == (0, run(*asked, "--temperature", 1.5).out)
+    assert drawn.out != run(*asked, "--temperature", 0).out
+    both = run(*asked, "--temp", 1, "--temperature", 1)
+    assert (both.code, both.line) == (2, "--temp and --temperature mean the same; give one of them")
+    assert run(*asked, "--temp", "warm").line == "--temp must be a number, got 'warm'"
+    talk = ("chat", "--max-tokens", 4, "--dtype", "float32", "--threads", 1)
+    told = run(*talk, "-sys", "Be brief.", stdin="/system\n")
+    assert (told.code, told.err) == (0, run(*talk, "--system", "Be brief.", stdin="/system\n").err)
+    assert "Be brief." in told.err
+
+
 @documented
 @dataclass(frozen=True, kw_only=True)
 class OwnConfig:

@@ -56,25 +56,25 @@ def test_too_much(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_prompt_a_line(file: Path) -> None:
     file.write_text('{"prompt": "a", "id": 1}\n\n"b"\n')
-    assert prompts.read_prompts(file) == ["a", "b"]
+    assert prompts.read_prompts(file) == {1: "a", 3: "b"}
     text = file.with_suffix(".txt")
     text.write_text("a\n\n b\n")
-    assert prompts.read_prompts(text) == ["a", " b"]
+    assert prompts.read_prompts(text) == {1: "a", 3: " b"}
 
 
 def test_only_line_feeds_end_a_prompt(file: Path) -> None:
     odd = "a\u2028b\x0cc\x85d\x1ce"
     file.write_bytes(f'{{"prompt": "{odd[:3]}"}}\r\n"f"\r\n'.encode())
-    assert prompts.read_prompts(file) == [odd[:3], "f"]
+    assert prompts.read_prompts(file) == {1: odd[:3], 2: "f"}
     text = file.with_suffix(".txt")
     text.write_bytes(f"{odd}\r\nf\n".encode())
-    assert prompts.read_prompts(text) == [odd, "f"]
+    assert prompts.read_prompts(text) == {1: odd, 2: "f"}
 
 
 def test_too_many_prompts_are_rejected(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "MAX_PROMPTS", 2)
     file.write_text('"a"\n\n"b"\n')
-    assert prompts.read_prompts(file) == ["a", "b"]
+    assert prompts.read_prompts(file) == {1: "a", 3: "b"}
     file.write_text('"a"\n"b"\n"c"\n')
     with pytest.raises(PromptError, match="holds 3 prompts, more than 2; split it"):
         prompts.read_prompts(file)
@@ -102,3 +102,16 @@ def test_a_prompt_file_that_is_nearly_there(run: Command, tmp_path: Path) -> Non
     shown = run("generate", "-f", tmp_path / "question.txt")
     assert shown.line.endswith(f"give a UTF-8 text file; did you mean {str(tmp_path / 'questions.txt')!r}?")
     assert run("bench", "-w", tmp_path / "question.txt").line.endswith("questions.txt'?")
+
+
+@pytest.mark.parametrize(
+    "command", [("verify",), ("doctor",), ("tune", "--budget", "1"), ("tune", "--chat"), ("count-tokens",)]
+)
+def test_the_line_of_a_prompt_that_does_not_fit_is_named(
+    run: Command, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    file = tmp_path / "questions.txt"
+    file.write_text(f"one\n\n{'one two three ' * 40}\n")
+    found = run(*command, "--prompts", file, "--max-model-len", 64, "--dtype", "float32", "--threads", 1)
+    assert (found.code, found.out) == (2, "")
+    assert found.line.startswith(f"{str(file)!r} line 3: the prompt has ")

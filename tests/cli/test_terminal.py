@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from command import Command, Terminal
+from rich.text import Text
 
 from paceline import registry
-from paceline.cli.terminal import BUNDLED, report, say, spinner, start_logging
+from paceline.cli.terminal import BUNDLED, console, remark, report, say, spinner, start_logging
 from paceline.utils import progress
 
 
@@ -125,6 +126,28 @@ def test_models_of_the_package_have_short_names(capsys: pytest.CaptureFixture[st
     say(f"cannot read {BUNDLED}/target")
     report(f"cannot read {BUNDLED}/draft")
     assert capsys.readouterr() == ("cannot read bundled/target\n", "cannot read bundled/draft\n")
+
+
+def test_nothing_that_is_printed_beside_results_steers_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging()
+    for print_it in (remark, report, say, logging.getLogger("paceline").warning):
+        print_it("a\x1b[2J\x9b31m\x90\x07b")
+    shown = capsys.readouterr()
+    assert shown.err.count("a␛[2J␛31m␛␇b") == 3
+    assert shown.out == "a␛[2J␛31m␛␇b\n"
+    remark("first\n\tsecond")
+    assert capsys.readouterr().err.split() == ["first", "second"], "control"
+
+
+def test_without_colours_nothing_is_dim_or_bold_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    for plain in (False, True):
+        screen = terminal(monkeypatch)
+        if plain:
+            monkeypatch.setenv("NO_COLOR", "1")
+        remark(Text("tokens", style="dim"))
+        console(stderr=True).print(Text("all", style="bold red"))
+        assert ("\x1b[" in screen.getvalue()) is not plain
+        assert "tokens" in screen.getvalue()
 
 
 def test_a_warning_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,10 +17,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline import LLM, registry
+from paceline.cli.train import drafter_words
 from paceline.errors import PacelineError
 from paceline.training import TrainConfig, Trainer
 from paceline.training.batches import Batch, TargetView
+from paceline.training.judging import Evaluated
+from paceline.training.loop import LearningCurve
 from paceline.training.next_token import NextTokenTrainer
+from paceline.training.trained import Trained
 
 FEW = "(6 prompts or more are needed for an interval)"
 
@@ -88,9 +92,48 @@ def test_a_signal_keeps_the_state_and_the_same_command_goes_on(
     assert f"tokens a pass {FEW}; 1." in said
     assert f"Timed on 1 test prompt {FEW}: " in said
     assert "95 %" not in said + (out / "report.html").read_text()
+    config = json.dumps({"method": "medusa", "model": str(out)})
+    assert f"Use it: paceline generate -m {tiny} --chat -s '{config}'" in said
     report = json.loads((out / "report.json").read_text())
     assert report["texts"]["test"]["texts"] == report["test_texts"] == report["speed"]["auto"]["over_plain"]["n"] == 1
     assert "low" not in report["speed"]["auto"]["over_plain"]
+
+
+@pytest.mark.parametrize(("ratio", "told"), [(0.8, True), (1.3, False), (None, False)])
+def test_a_drafter_that_is_slower_than_plain_decoding_is_called_so(ratio: float | None, told: bool) -> None:
+    found = Evaluated(1, 40, [0.1], [40])
+    over = None if ratio is None else {"value": ratio, "n": 1, "no_interval": FEW}
+    speed = {"prompts": 1, "drafts": 1, "chain": {"over_plain": over}, "auto": {"over_plain": over}}
+    trained = Trained(Path("head"), found, found, LearningCurve(), {}, {"method": "medusa"}, None, speed)
+    lines = list(drafter_words(trained, "paceline generate"))
+    assert lines[-1] == "Use it: paceline generate"
+    assert any("not faster than plain decoding" in line for line in lines) is told
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("a.jsonl", '{"instruction": "a", "output": "b"}', "the keys instruction, output); give each row 'prompt' (a"),
+        (
+            "a.jsonl",
+            '{"prompt": "a"}\n{"question": "b"}',
+            "row 2 is not in the format jsonl (its keys are question; it",
+        ),
+        ("a.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 5}', "holds lengths of prompts and no texts"),
+        ("a.jsonl", "{", "line 1 is not JSON"),
+        (None, "", "cannot read the workload"),
+    ],
+)
+def test_data_that_cannot_be_learned_is_rejected_before_a_model_is_loaded(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, content: str, line: str
+) -> None:
+    file = tmp_path / (name or "nowhere.jsonl")
+    if name is not None:
+        file.write_text(content)
+    monkeypatch.setattr("paceline.cli.train.open_llm", lambda _: pytest.fail("a model was loaded"))
+    found = run("train", "medusa", "--data", str(file), "-o", str(tmp_path / "head"))
+    assert found.code == 2
+    assert line in found.line
 
 
 def test_flags_of_a_method_are_those_of_its_config(run: Command, tiny: Path, texts: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.heads.eagle import Eagle2Drafter, Eagle3Drafter, EagleDrafter
 from paceline.drafters.heads.feature_drafts import FeatureState
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError
-from paceline.models import load_runner
+from paceline.models import PassResult, load_runner
 from paceline.models.heads import HeadConfig
 from paceline.models.runners import FeatureHead
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
@@ -298,7 +298,7 @@ class Oracle:
             self.texts[made[-1].numpy().tobytes()] = text
             found.append((logits[0], made[-1]))
         logits, made = (torch.stack(rows) for rows in zip(*found, strict=True))
-        return logits[list(picked)], made
+        return PassResult(logits[list(picked)], made)
 
 
 def knowing(plain: LLM, monkeypatch: pytest.MonkeyPatch, **options: Any) -> LLM:

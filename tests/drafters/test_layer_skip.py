@@ -129,7 +129,7 @@ def test_draws_come_from_the_early_exits_distribution() -> None:
     target, text = ToyRunner(11, seed=3, sharpness=1.5, max_context=64), [1, 2, 3]
     drafter, draws = drafter_over(target, exit_layer=1), 1500
     counts = drawn_counts(drafter, text, draws)
-    (early,), _ = layer_drafts_of(target, "layer_skip").step([ToyCache(text[:-1])], [[3]], LayerPlan(stop=1))
+    (early,) = layer_drafts_of(target, "layer_skip").step([ToyCache(text[:-1])], [[3]], LayerPlan(stop=1)).logits
     values = {}
     for name, logits in (("early", early), ("target", target.logits(text))):
         distribution = torch.softmax(logits.float() / 0.9, -1).numpy()

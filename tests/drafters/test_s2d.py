@@ -140,7 +140,7 @@ def test_an_exit_gives_what_its_layers_give(folder: Path) -> None:
     from paceline.models import LayerPlan
 
     chain = TokenTree.chain(text[1:])
-    states, _ = runner.run_layers([runner.open()], [text[0]], [chain], plan=LayerPlan(stop=2))
+    states = runner.run_layers([runner.open()], [text[0]], [chain], plan=LayerPlan(stop=2)).states
     assert runner.head(states).argmax(-1).tolist()[2:5] == tree.tokens.tolist()
 
 

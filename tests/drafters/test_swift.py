@@ -71,7 +71,7 @@ def test_a_replay_that_wrote_into_the_texts_own_cache_would_show(plain: LLM, mon
     def careless(runner: Any, cache: Any, start: int, tokens: Sequence[int], *, plan: LayerPlan) -> torch.Tensor:
         length = cache.length
         runner.truncate(cache, start)
-        found, _ = runner.run_layers([cache], [tokens[0]], [TokenTree.chain(tokens[1:])], plan=plan)
+        found = runner.run_layers([cache], [tokens[0]], [TokenTree.chain(tokens[1:])], plan=plan).states
         cache.length, cache.scratch = length, 0
         states: torch.Tensor = found
         return states
@@ -98,7 +98,7 @@ def test_one_pass_is_what_steps_are(plain: LLM) -> None:
     found = drafts.head(replayed(runner, cache, start, text[start:-1], plan=plan))
     own = runner.fork(cache)
     runner.truncate(own, start)
-    steps = torch.cat([drafts.step([own], [text[start : start + i + 1]], plan)[0] for i in range(8)])
+    steps = torch.cat([drafts.step([own], [text[start : start + i + 1]], plan).logits for i in range(8)])
     assert torch.allclose(found, steps, atol=1e-3)
     whole = drafts.head(replayed(runner, cache, start, text[start:-1], plan=ALL_LAYERS))
     assert not torch.allclose(found, whole, atol=1e-1)

@@ -17,8 +17,8 @@ def layer_chains(
     inputs, states = [[root] for root in roots], [list[torch.Tensor]() for _ in roots]
     for level in range(max(steps)):
         active = [i for i, most in enumerate(steps) if level < most]
-        logits, hidden = drafts.step([caches[i] for i in active], [inputs[i] for i in active], plan, states=True)
-        for i, row, state in zip(active, logits, hidden.split(1), strict=True):
+        result = drafts.step([caches[i] for i in active], [inputs[i] for i in active], plan, states=True)
+        for i, row, state in zip(active, result.logits, result.states.split(1), strict=True):
             inputs[i].append(int(row.argmax()))
             states[i].append(state)
     return [own[1:] for own in inputs], [torch.cat(own) for own in states]

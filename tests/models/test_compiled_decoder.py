@@ -351,7 +351,7 @@ def test_all_that_families_combine(name, dtype, form):
     near = {one: weight.float() for one, weight in dequantized(weights).items()}
     plain = made(replace(spec, tied=False) if form else spec, near, torch.float32, compiled=False)
     plan = native.LayerPlan(skip_attention=(1,), skip_mlp=(0,))
-    parts = [one.run_layers([one.open()], [4], [TREE], plan=plan)[0] for one in (runner, plain)]
+    parts = [one.run_layers([one.open()], [4], [TREE], plan=plan).states for one in (runner, plain)]
     least = 1e-2 if dtype is torch.bfloat16 else 1e-5 if form is None else 2e-4
     for mine, theirs in ((want, whole_pass(plain, IDS[:40])), parts):
         assert (mine.float() - theirs).abs().mean() < least * theirs.std()
@@ -375,13 +375,13 @@ def test_layers_taps_and_the_head_alone():
     for runner in (ours, plain):
         cache = runner.open()
         taps = runner.extend([cache], [IDS[:70]], taps=(-1, 0, 3)).taps
-        hidden, _ = runner.run_layers(
-            [cache], [4], [TREE], plan=native.LayerPlan(stop=2, skip_attention=(1,), skip_mlp=(0,))
-        )
-        rest, late = runner.run_layers([cache], [4], [TREE], plan=native.LayerPlan(first=2), hidden=hidden, taps=(2,))
-        given, _ = runner.run_layers([cache], [4], [EMPTY_TREE], hidden=runner.embed([4]))
+        plan = native.LayerPlan(stop=2, skip_attention=(1,), skip_mlp=(0,))
+        hidden = runner.run_layers([cache], [4], [TREE], plan=plan).states
+        late = runner.run_layers([cache], [4], [TREE], plan=native.LayerPlan(first=2), hidden=hidden, taps=(2,))
+        rest = late.states
+        given = runner.run_layers([cache], [4], [EMPTY_TREE], hidden=runner.embed([4])).states
         heads = [runner.head(rest), runner.head(rest, norm=False), runner.head(rest.repeat(20, 1))]
-        found.append([taps[-1], taps[0], taps[3], hidden, rest, late[2], given, *heads])
+        found.append([taps[-1], taps[0], taps[3], hidden, rest, late.taps[2], given, *heads])
     for mine, theirs in zip(*found, strict=True):
         assert close(mine / theirs.std(), theirs / theirs.std())
         assert theirs.std() > 0.1
@@ -393,8 +393,8 @@ def test_a_pass_that_stops_and_goes_on_has_the_bits_of_one(of_kind, dtype, kind)
     cache = runner.open()
     runner.extend([cache], [IDS[:30]])
     once = runner.score([cache], [4], [TREE]).logits
-    hidden, _ = runner.run_layers([cache], [4], [TREE], plan=native.LayerPlan(stop=1))
-    rest, _ = runner.run_layers([cache], [4], [TREE], plan=native.LayerPlan(first=1), hidden=hidden)
+    hidden = runner.run_layers([cache], [4], [TREE], plan=native.LayerPlan(stop=1)).states
+    rest = runner.run_layers([cache], [4], [TREE], plan=native.LayerPlan(first=1), hidden=hidden).states
     assert torch.equal(runner.head(rest), once)
     assert not torch.equal(runner.head(hidden), once)
 

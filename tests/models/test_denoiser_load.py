@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.checkpoints import is_denoiser
+from paceline.checkpoints import DENOISER_FAMILIES, Checkpoint, denoiser_spec, is_denoiser, read_config
 from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
-from paceline.models import end_tokens, load_denoiser, mask_token_id
+from paceline.models import end_tokens, load_denoiser, load_denoiser_weights, mask_token_id
 from tests.models.denoiser_reference import VOCAB
 from tests.models.denoiser_references import FAMILIES, llada, llada2, llada_moe, sdar
 from tests.tiny_checkpoint import edit_json, edit_weights
@@ -100,7 +100,7 @@ def test_missing_surplus_and_misshapen_tensors(tmp_path: Path) -> None:
         return change
 
     for changes, message in (
-        ({shared: None}, "lacks model.layers.1.mlp.shared_experts.up_proj.weight"),
+        ({shared: None}, "lacks layers.1.mlp.shared_experts.up_proj.weight"),
         ({shared: stored[shared][:-1].clone()}, "has shape"),
         ({"model.layers.1.mlp.surplus.weight": stored[shared].clone()}, "surplus"),
         ({"model.layers.2.attention.dense.weight": None}, "lacks layers.2.self_attn.o_proj.weight"),
@@ -110,6 +110,18 @@ def test_missing_surplus_and_misshapen_tensors(tmp_path: Path) -> None:
             load_denoiser(tmp_path)
     edit_weights(tmp_path, but(**{bias: None}))  # all experts preferred alike
     load_denoiser(tmp_path)
+
+
+def test_the_bias_of_experts_is_not_rounded(tmp_path: Path) -> None:
+    llada2(tmp_path)
+    config = read_config(tmp_path)
+    spec, names = denoiser_spec(config, mask_token_id=VOCAB - 1), DENOISER_FAMILIES["llada2_moe"].names
+    cpu = torch.device("cpu")
+    weights = load_denoiser_weights(Checkpoint(tmp_path), spec, names, device=cpu, dtype=torch.bfloat16)
+    stored = load_file(tmp_path / "model.safetensors")["model.layers.1.mlp.gate.expert_bias"]
+    assert torch.equal(weights["layers.1.router.bias"], stored.float())
+    assert not torch.equal(weights["layers.1.router.bias"], stored.bfloat16().float())
+    assert weights["layers.1.router.weight"].dtype is torch.bfloat16
 
 
 def test_block_lengths_and_contexts(tmp_path: Path) -> None:

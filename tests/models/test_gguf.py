@@ -765,7 +765,9 @@ def test_a_model_answers_from_the_file_alone(tmp_path: Path) -> None:
     (chat,) = llm.chat([{"role": "user", "content": "hello"}], greedy)
     assert llm.tokenizer.decode(chat.prompt_token_ids) == "hello:"
     write(tmp_path / "other" / "third.gguf", "llama", oracle("llama"))
-    with pytest.raises(CheckpointError, match=r"2 GGUF files; name one with gguf_file: second.gguf, third.gguf"):
+    with pytest.raises(
+        CheckpointError, match=r"2 GGUF files; name one with gguf_file \(--gguf-file\): second\.gguf, third\.gguf"
+    ):
         LLM(tmp_path / "other")
 
 

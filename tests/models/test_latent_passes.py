@@ -196,6 +196,6 @@ def test_drafts_by_part_of_the_layers_read_the_same_cache() -> None:
         cache, drafts = runner.open(), layer_drafts_of(runner, "kangaroo")
         runner.extend([cache], [IDS[:20]])
         drafts.step([cache], [[4]], LayerPlan(stop=2))
-        found.append(drafts.step([cache], [[4, 5]], LayerPlan(stop=2))[0])
+        found.append(drafts.step([cache], [[4, 5]], LayerPlan(stop=2)).logits)
     assert close(*found)
     assert found[0].std() > 0.05

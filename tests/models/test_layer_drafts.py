@@ -131,9 +131,9 @@ def test_verification_can_resume_at_the_exit(runner: NativeRunner) -> None:
     (cache, clean), (root, _) = opened(runner, TEXTS[:1] * 2)
     inputs, states = [root, 17, 3, 90], []
     for count in range(1, len(inputs) + 1):
-        states.append(drafts.step([cache], [inputs[:count]], plan, states=True)[1])
+        states.append(drafts.step([cache], [inputs[:count]], plan, states=True).states)
     tree = TokenTree.chain(inputs[1:])
-    hidden, _ = runner.run_layers([cache], [root], [tree], plan=LayerPlan(first=2), hidden=torch.cat(states))
+    hidden = runner.run_layers([cache], [root], [tree], plan=LayerPlan(first=2), hidden=torch.cat(states)).states
     assert torch.equal(runner.head(hidden), runner.score([clean], [root], [tree]).logits)
 
 

@@ -152,6 +152,13 @@ def test_head_norm(dtype):
     assert not close(make_head_norm(weight.flip(0), 1e-6)(x), definition(x, weight, 1e-6), dtype)
 
 
+def test_norms_in_float64_lose_nothing():
+    weight, x = torch.randn(6, 16).double(), torch.randn(3, 6, 16, dtype=torch.float64)
+    for norm, used in ((make_head_norm(weight, 1e-6), weight), (make_norm(weight[0], 1e-6), weight[0])):
+        assert torch.allclose(norm(x), definition(x, used, 1e-6), rtol=0, atol=1e-12)
+        assert not torch.allclose(norm(x), definition(x.float(), used, 1e-6), rtol=0, atol=1e-12)
+
+
 def test_the_form_for_other_devices_agrees():
     weight, x = torch.randn(32), torch.randn(4, 32)
     assert close(linear.rms_norm(weight, 32, 1e-6)(x), make_norm(weight, 1e-6)(x), torch.float32)

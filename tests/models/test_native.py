@@ -12,7 +12,6 @@ from tiny_llama import close, oracle, runner_of, spec_of, tiny_llama, tokens, we
 
 from paceline.errors import ConfigError
 from paceline.models import Capabilities, LayerPlan, abilities_of
-from paceline.models.attention import Masks
 from paceline.models.attention.segments import Segment
 from paceline.models.layers.linear import can_pack
 from paceline.models.passes import ScoringGraphs
@@ -96,7 +95,7 @@ def test_a_large_tree_takes_the_unfolded_path(model, runner):
 
 
 def test_a_causal_mask_in_place_of_the_tree_mask_is_caught(model, runner, monkeypatch):
-    monkeypatch.setattr(Masks, "among_inputs", lambda self, segment: self.chain(segment.slots))
+    monkeypatch.setattr(Segment, "sees", property(lambda self: np.tri(self.slots, dtype=bool)))
     scores = runner.score([prefilled(runner)], IDS[-1:], [TREE])
     assert not close(scores.logits, by_path(model, IDS, TREE))
 
@@ -276,13 +275,13 @@ def test_taps_cover_every_prompt_token_and_every_node(model, runner):
 
 def test_early_exit_head_and_resumption(model, runner):
     cache, want = prefilled(runner), hidden_states(model, IDS)
-    hidden, _ = runner.run_layers([cache], IDS[-1:], [TREE], plan=LayerPlan(stop=1))
+    hidden = runner.run_layers([cache], IDS[-1:], [TREE], plan=LayerPlan(stop=1)).states
     assert close(hidden[:1], want[1][-1:])
     early = runner.head(hidden)
     with torch.inference_mode():
         assert close(early[0], model.lm_head(model.model.norm(want[1][-1])))
         assert close(runner.head(hidden, norm=False)[0], model.lm_head(want[1][-1]))
-    resumed, _ = runner.run_layers([cache], IDS[-1:], [TREE], plan=LayerPlan(first=1), hidden=hidden)
+    resumed = runner.run_layers([cache], IDS[-1:], [TREE], plan=LayerPlan(first=1), hidden=hidden).states
     assert close(runner.head(resumed), by_path(model, IDS, TREE))
     assert not close(early, by_path(model, IDS, TREE))
     runner.commit([cache], [(1, 3)])
@@ -291,11 +290,11 @@ def test_early_exit_head_and_resumption(model, runner):
 
 def test_subsets_of_layers_and_of_sub_layers(model, runner):
     cache = prefilled(runner)
-    whole, _ = runner.run_layers([cache], IDS[-1:], [EMPTY_TREE])
+    whole = runner.run_layers([cache], IDS[-1:], [EMPTY_TREE]).states
     assert close(runner.head(whole), oracle(model, IDS)[-1:])
     for skip_attention, skip_mlp in (((1,), (1,)), ((0, 2), ()), ((), (1,))):
         plan = LayerPlan(skip_attention=skip_attention, skip_mlp=skip_mlp)
-        rows, _ = runner.run_layers([cache], IDS[-1:], [EMPTY_TREE], plan=plan)
+        rows = runner.run_layers([cache], IDS[-1:], [EMPTY_TREE], plan=plan).states
         assert close(rows, skipping(model, IDS, skip_attention, skip_mlp))
         assert not close(rows, whole)
 
@@ -321,9 +320,9 @@ def test_input_embeddings(model, runner):
     want = oracle(model, IDS)
     cache = runner.open()
     assert close(runner.extend_embeddings([cache], [runner.embed(IDS[:40])], all_logits=True).logits, want[:40])
-    hidden, _ = runner.run_layers([cache], [0], [EMPTY_TREE], hidden=runner.embed(IDS[40:]))
+    hidden = runner.run_layers([cache], [0], [EMPTY_TREE], hidden=runner.embed(IDS[40:])).states
     assert close(runner.head(hidden), want[40:])
-    hidden, _ = runner.run_layers([cache], [0], [EMPTY_TREE], hidden=runner.embed([IDS[40] ^ 1]))
+    hidden = runner.run_layers([cache], [0], [EMPTY_TREE], hidden=runner.embed([IDS[40] ^ 1])).states
     assert not close(runner.head(hidden), want[40:])
 
 

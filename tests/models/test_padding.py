@@ -88,11 +88,11 @@ def test_a_padded_model_gives_the_numbers_of_the_plain_one(name: str) -> None:
     compiled, operators = runner_of(*wide), runner_of(*wide, compiled=False)
     assert isinstance(plain.passes, EagerPasses)
     assert isinstance(compiled.passes, CompiledDecoder)
-    want, states = whole_pass(plain, IDS), plain.run_layers([plain.open()], [4], [TREE], plan=PLAN)[0]
+    want, states = whole_pass(plain, IDS), plain.run_layers([plain.open()], [4], [TREE], plan=PLAN).states
     assert want.std() > 0.05
     for one in (compiled, operators):
         assert close(whole_pass(one, IDS), want)
-        assert close(one.run_layers([one.open()], [4], [TREE], plan=PLAN)[0], states)
+        assert close(one.run_layers([one.open()], [4], [TREE], plan=PLAN).states, states)
     assert not close(whole_pass(compiled, [IDS[1], *IDS[1:]]), want)
 
 
@@ -136,7 +136,7 @@ def test_drafts_by_part_of_the_layers_read_the_same_cache() -> None:
         cache, drafts = runner.open(), layer_drafts_of(runner, "kangaroo")
         runner.extend([cache], [IDS[:20]])
         drafts.step([cache], [[4]], LayerPlan(stop=2))
-        found.append(drafts.step([cache], [[4, 5]], LayerPlan(stop=2))[0])
+        found.append(drafts.step([cache], [[4, 5]], LayerPlan(stop=2)).logits)
     assert close(*found)
     assert found[0].std() > 0.05
 

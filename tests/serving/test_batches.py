@@ -139,21 +139,23 @@ def test_a_key_sees_only_its_own(openai: Any, kept: Live) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"),
+    ("lines", "told"),
     [
-        ([line(1), line(1)], "has the custom_id"),
-        ([line(1), line(2, "/v1/chat/completions")], "line 2 is for /v1/chat/completions"),
-        ([line(number) for number in range(13)], "at most 12 requests"),
-        ([{"custom_id": "a"}], "url"),
+        ([line(1), line(1)], {2: "has the custom_id"}),
+        ([line(1), line(2, "/v1/chat/completions")], {2: "line 2 is for /v1/chat/completions"}),
+        ([line(number) for number in range(13)], {None: "at most 12 requests"}),
+        ([{"custom_id": "a"}], {1: "url"}),
+        ([line(1), *[{"custom_id": "a"}] * 4], {2: "url", 3: "url", 4: "url", None: "1 more line"}),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_by_its_batch(openai: Any, kept: Live, lines: Any, why: str) -> None:
+def test_what_is_wrong_with_a_file_is_told_by_its_batch(openai: Any, kept: Live, lines: Any, told: Any) -> None:
     client = client_of(openai, kept)
     batch = ended(client, begun(client, *lines))
     assert batch.status == "failed"
-    (error,) = batch.errors.data
-    assert why in error.message
-    assert "files/" not in error.message, "no path of the server"
+    assert [error.line for error in batch.errors.data] == list(told)
+    for error in batch.errors.data:
+        assert told[error.line] in error.message
+        assert "files/" not in error.message, "no path of the server"
     with pytest.raises(openai.ConflictError):
         client.batches.cancel(batch.id)
 
@@ -174,6 +176,21 @@ def test_uploads_have_limits_and_pages_of_others_cannot_send_any(openai: Any, ke
         assert kept.http.post("/v1/files", headers=headers, **form).status_code == status
     json_body = kept.http.post("/v1/files", json={}, headers={"authorization": "Bearer first-key"})
     assert json_body.status_code == 415
+
+
+def test_the_files_of_a_key_have_no_more_bytes_than_its_limits_say(llm: LLM, tmp_path: Path, openai: Any) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [{"key": "first-key", "max_file_bytes": 100}, {"key": "second-key"}]}))
+    with serving(AsyncLLM(llm), batch_folder=str(tmp_path / "batches"), api_key_file=str(keys)) as live:
+        bound, free = client_of(openai, live), client_of(openai, live, "second-key")
+        kept = [bound.files.create(file=("a", b"x" * size), purpose="batch") for size in (60, 40)]
+        with pytest.raises(openai.APIStatusError) as found:
+            bound.files.create(file=("a", b"x"), purpose="batch")
+        assert (found.value.status_code, found.value.param) == (413, "file")
+        assert "max_file_bytes" in found.value.message
+        free.files.create(file=("a", b"x" * 101), purpose="batch")
+        bound.files.delete(kept[1].id)
+        bound.files.create(file=("a", b"x" * 40), purpose="batch")
 
 
 def test_without_a_folder_the_flag_is_named(live: Live, openai: Any) -> None:

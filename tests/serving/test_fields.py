@@ -45,7 +45,7 @@ DRAWN: dict[str, tuple[Any, Any]] = {
     "truncation_side": ("left", "right"), "guided_json": (None, NO), "guided_regex": (None, NO),
     "guided_decoding_backend": ("auto", 1), "guided_whitespace_pattern": (None, " "), "cache_prompt": (True, "yes"),
     "id_slot": (-1, "a"), "n_keep": (0, "a"), "n_probs": (0, 3), "repeat_penalty": (1.0, 1.2),
-    "repeat_last_n": (64, NO),
+    "repeat_last_n": (64, "a"),
     "typical_p": (1, 0.9), "top_n_sigma": (-1, 1), "mirostat": (0, 2), "mirostat_tau": (5.0, "a"),
     "mirostat_eta": (0.1, "a"), "dynatemp_range": (0, 0.5), "dynatemp_exponent": (1, "a"), "xtc_probability": (0, 0.5),
     "xtc_threshold": (0.1, "a"), "dry_multiplier": (0, 0.8), "dry_base": (1.75, "a"), "dry_allowed_length": (2, "a"),

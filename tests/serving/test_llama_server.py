@@ -82,6 +82,20 @@ def test_parameters_under_llama_servers_names_are_honoured(live: Live) -> None:
     assert live.ok(COMPLETION, prompt="One day", n_predict=0)["tokens_predicted"] == 0
 
 
+@pytest.mark.parametrize("path", [COMPLETION, "/completions"])
+def test_slots_and_lengths_that_cannot_be_are_named(live: Live, path: str) -> None:
+    slots = live.http.get("/slots").json()
+    for slot in (None, -1, 0, len(slots) - 1):
+        assert live.ok(path, **GREEDY, id_slot=slot)["stop"]
+    for last in (None, -1, 0, 64):
+        assert live.ok(path, **GREEDY, repeat_last_n=last)["stop"]
+    for name, values in {"id_slot": (-2, 1.5, "a", True, len(slots)), "repeat_last_n": (-2, 1.5, "a", True)}.items():
+        for value in values:
+            error = live.error(path, **GREEDY | {"n_predict": 2, name: value})
+            assert error["param"] == name, (value, error)
+            assert name in error["message"]
+
+
 def test_as_many_tokens_as_the_context_holds_and_several_prompts(live: Live) -> None:
     unlimited = live.ok(COMPLETION, prompt="One day", temperature=0, n_predict=-1, stop=["."])
     assert unlimited["tokens_predicted"] > 12 or unlimited["stop_type"] != "limit"

@@ -29,6 +29,8 @@ from paceline.errors import ConfigError
 from paceline.serving.api_errors import ApiError
 from paceline.serving.response_store import ResponseStore
 
+serving = contextmanager(serve)
+
 PATH = "/v1/responses"
 TOOLS = [{"type": "function", "name": "add", "parameters": {
     "type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"],
@@ -744,6 +746,72 @@ def test_the_background_fails_with_the_server_and_by_its_clock(llm: LLM, tmp_pat
             slow = live.ok(PATH, **body)["id"]
             assert comes(lambda: live.http.get(f"{PATH}/{slow}").json()["status"] == "failed")
         assert "longer than this server allows" in live.http.get(f"{PATH}/{slow}").json()["error"]["message"]
+
+
+def test_what_a_killed_server_had_begun_in_the_background_comes_back_as_failed(llm: LLM, tmp_path: Path) -> None:
+    file = str(tmp_path / "responses.db")
+    command = [sys.executable, "-m", "paceline", "serve", "--port", "0", "--response-file", file, "--dtype", "float32"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"})
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        url = next(found[0] for line in lines if (found := re.search(r"http://[\d.:]+", line)))
+        with httpx.Client(base_url=url, timeout=60) as http:
+
+            def asked(most: int) -> str:
+                body = {"input": "Hi", "background": True, "max_output_tokens": most, "ignore_eos": True}
+                name: str = http.post(PATH, json=body).json()["id"]
+                return name
+
+            ended = asked(4)
+            assert comes(lambda: http.get(f"{PATH}/{ended}").json()["status"] == "incomplete")
+            lost = [asked(1900) for _ in range(20)]  # some run, the others wait
+            process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+    with serving(AsyncLLM(llm), response_file=file) as live:
+        assert live.http.get(f"{PATH}/{ended}").json()["status"] == "incomplete", "control"
+        for name in lost:
+            found = live.http.get(f"{PATH}/{name}").json()
+            assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+            assert "the server ended before the answer was complete" in found["error"]["message"]
+        assert live.http.get(f"{PATH}/{lost[0]}/input_items").json()["data"][0]["content"][0]["text"] == "Hi"
+        assert live.http.delete(f"{PATH}/{lost[0]}").status_code == 200
+        assert live.http.get(f"{PATH}/{lost[0]}").status_code == 404
+    assert not list(tmp_path.glob("*-server-*")), "no marks of servers are left"
+
+
+def test_a_response_in_the_background_runs_for_all_servers_that_share_a_file(llm: LLM, tmp_path: Path) -> None:
+    file, body = str(tmp_path / "responses"), {"input": "Hi", "background": True, "ignore_eos": True}
+    with serving(AsyncLLM(llm), response_file=file) as one, serving(AsyncLLM(llm), response_file=file) as other:
+        with slowed(llm):
+            name = one.ok(PATH, **body)["id"]
+            assert other.http.get(f"{PATH}/{name}").json()["status"] == "in_progress"
+            assert other.http.delete(f"{PATH}/{name}").status_code == 409
+            assert other.error(f"{PATH}/{name}/cancel", 409)["code"] == "response_elsewhere"
+            assert other.error(PATH, input="a", previous_response_id=name)["code"] == "response_running"
+            assert one.ok(f"{PATH}/{name}/cancel")["status"] == "cancelled"
+        assert other.http.get(f"{PATH}/{name}").json()["status"] == "cancelled"
+
+
+def test_what_cannot_be_kept_in_the_background_says_so(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise ApiError("no room", status=500, code="store_failed")
+
+    body: dict[str, Any] = {"input": "Hi", "background": True, "max_output_tokens": 2, "ignore_eos": True}
+    with serving(AsyncLLM(llm), response_file=str(tmp_path / "responses")) as live:
+        with monkeypatch.context() as patched:
+            patched.setattr(ResponseStore, "put", full)
+            name = live.ok(PATH, **body)["id"]
+            assert comes(lambda: live.http.get(f"{PATH}/{name}").json()["status"] == "failed")
+            patched.setattr(ResponseStore, "begin", full)
+            assert live.error(PATH, 500, **body)["code"] == "store_failed"
+        name = live.ok(PATH, **body)["id"]
+        assert comes(lambda: live.http.get(f"{PATH}/{name}").json()["status"] == "incomplete"), "the control"
+        assert comes(lambda: not llm.engine.has_work)
 
 
 # Carried along

@@ -148,6 +148,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"method": "pg_td", "tests": ["assert f(1)"]}, "tests must be left out: this server runs no programs"),
     ({"method": "pg_td", "reward": "os:getcwd"}, "'reward' must be made of numbers"),
     ({"method": "pg_td", "unsafe_execution": True}, "'unsafe_execution' is not for requests"),
+    *((name, f"{name!r} needs a function or another model, which") for name in ("a_star", "transfer_q", "gfd")),
     ({"method": "backoff", "rewinds": 1025}, "'rewinds' must be at most 1024"),
     ({"method": "beam", "beam_width": 7}, "at most 6 branches side by side"),
     ({"method": "beam", "budget_tokens": 20_001}, "budget_tokens must be at most 20000"),
@@ -159,6 +160,7 @@ WRONG: list[tuple[Any, str]] = [
 def test_what_is_not_for_clients_is_answered_with_400(searching: Live, search: Any, message: str) -> None:
     error = searching.error(COMPLETIONS, prompt="a", temperature=0, search=search)
     assert message in error["message"]
+    assert "module:function" not in error["message"], "clients can name none"
     assert error["param"] in ("search", "temperature")
 
 

@@ -1,4 +1,5 @@
 from .inputs import BatchRequest as BatchRequest
+from .inputs import DamagedLinesError as DamagedLinesError
 from .inputs import Requests as Requests
 from .results import ResultFile as ResultFile
 from .run import Summary as Summary

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -58,6 +58,21 @@ class BatchRequest(BaseModel):
         return b"".join(beginnings(json.dumps([self.url, *map(self.body.get, PROMPT)])))
 
 
+class DamagedLinesError(ConfigError):
+    """Raised for a file with lines that cannot be answered.
+
+    Attributes:
+        faults: number of a line, from 1 -> what is wrong with it, of the first few.
+        rest: how many others there are, in words; empty where there are none.
+    """
+
+    def __init__(self, path: Path, faults: Mapping[int, str], more: int = 0) -> None:
+        self.faults = faults
+        self.rest = f"{more} more line{'s are' if more > 1 else ' is'} damaged" if more else ""
+        told = [f"line {number} {why}" for number, why in faults.items()]
+        super().__init__(f"{str(path)!r}: {'; '.join(filter(None, [*told, self.rest]))}; nothing was decoded")
+
+
 @dataclass(frozen=True, slots=True)
 class _DamagedError(Exception):
     """Raised for a line that is no request."""
@@ -72,7 +87,7 @@ class Requests:
         path: a file of JSON lines; empty lines are skipped.
     Raises:
         PromptError: it cannot be read, or holds none.
-        ConfigError: damaged lines, or a custom_id twice, with the numbers of the lines.
+        DamagedLinesError: damaged lines, or a custom_id twice.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +96,7 @@ class Requests:
         self._digests: list[bytes] = []
         self._keys: list[bytes] = []
         self._known: dict[bytes, int] = {}
-        faults, count = list[str](), 0
+        faults, count = dict[int, str](), 0
         try:
             self._stream = path.open("rb")
             for number, offset, line in self._lines():
@@ -89,12 +104,11 @@ class Requests:
                     self._add(number, offset, line)
                 except _DamagedError as damaged:
                     count += 1
-                    faults += [f"line {number} {damaged.why}"] if count <= TOLD else []
+                    faults |= {number: damaged.why} if count <= TOLD else {}
         except OSError as error:
             raise PromptError(f"cannot read {str(path)!r} ({error.strerror}); give a file of JSON lines") from None
         if faults:
-            more = f"; {count - TOLD} more lines are damaged" if count > TOLD else ""
-            raise ConfigError(f"{str(path)!r}: {'; '.join(faults)}{more}; nothing was decoded")
+            raise DamagedLinesError(path, faults, count - len(faults))
         if not len(self):
             raise PromptError(f"{str(path)!r} holds no requests; give at least one line")
 

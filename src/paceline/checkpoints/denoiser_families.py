@@ -19,7 +19,7 @@ from typing import Any
 from paceline.checkpoints.config_keys import ConfigKeys
 from paceline.checkpoints.families import Rename, declared_dtype, spec_from_config
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models import DenoiserSpec, ModelSpec, RoutingSpec
+from paceline.models import DenoiserSpec, ModelSpec
 
 Config = Mapping[str, Any]
 
@@ -170,8 +170,10 @@ def _llada2(keys: ConfigKeys) -> DenoiserSpec:
             f"{keys.size('num_experts_per_tok')} experts a token; repair it"
         )
     shared = keys.count("num_shared_experts") * keys.size("moe_intermediate_size")
-    routing = RoutingSpec(groups=groups, top_groups=open_, scale=keys.positive("routed_scaling_factor"), shared=shared)
-    return DenoiserSpec(model=model, mask_token_id=-1, block_length=_block_length(keys), routing=routing)
+    assert model.moe is not None
+    scaling = keys.positive("routed_scaling_factor")
+    moe = replace(model.moe, sigmoid=True, groups=(groups, open_), scaling=scaling, shared=shared)
+    return DenoiserSpec(model=replace(model, moe=moe), mask_token_id=-1, block_length=_block_length(keys))
 
 
 def _block_length(keys: ConfigKeys) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.checkpoints.encoder_decoder_families import is_encoder_decoder
+from paceline.checkpoints.encoder_decoder_families import is_encoder_decoder, writes_times
 from paceline.checkpoints.gguf_file import is_gguf, read_gguf
 from paceline.checkpoints.gguf_tokenizer import gguf_end_ids
 from paceline.checkpoints.tokenizer import read_json
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paceline")
 
+OF_SPEECH: Final = ("suppress_tokens", "begin_suppress_tokens")
 TEXT_PARTS: Final = ("decoder", "generator", "text_config")
 """Where config.json of a composite model describes the part that writes text; the first that there is counts."""
 
@@ -112,6 +113,8 @@ class GenerationDefaults:
             )  # fmt: skip
         place = file if file.is_file() else path / "config.json" if ids else None
         starts = _decoder_start(config, generation, path) if is_encoder_decoder(config) else ()
+        if writes_times(config):  # the transcriber keeps to these
+            generation = {key: value for key, value in generation.items() if key not in OF_SPEECH}
         return cls(_with_words(ids, tokenizer, path, place), _sampling(generation, path), starts)
 
 

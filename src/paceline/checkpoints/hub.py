@@ -40,6 +40,9 @@ HEADLESS = (
 CONDITIONAL = "ForConditionalGeneration"
 """Ending of architectures that mostly read more than the text before."""
 
+GGUF_FILE = "gguf_file (--gguf-file)"
+"""The argument in Python, and the flag: errors are read in both places."""
+
 INSTEAD = "use a GGUF file of this model, or its bfloat16 checkpoint with quantization='int8' or 'int4'"
 
 
@@ -107,7 +110,7 @@ def _instead_of(name: str) -> str:
     if bare != name and repository is not None:
         return f"write {repository[0]!r}"
     if repository is not None and repository.end() < len(name) and name[repository.end()] == ":":
-        return f"write {repository[0]!r}, and the name of the GGUF file as gguf_file (--gguf-file)"
+        return f"write {repository[0]!r}, and the name of the GGUF file as {GGUF_FILE}"
     return "check the path"
 
 
@@ -116,7 +119,7 @@ def _gguf_in(folder: Path, wanted: str | None) -> Path | None:
     if wanted is not None:
         if not (folder / wanted).is_file():
             near = near_file(folder / wanted)
-            raise CheckpointError(f"{folder} holds no file {wanted!r}; check gguf_file{near}")
+            raise CheckpointError(f"{folder} holds no file {wanted!r}; check {GGUF_FILE}{near}")
         return folder / wanted
     if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
         return None
@@ -125,7 +128,8 @@ def _gguf_in(folder: Path, wanted: str | None) -> Path | None:
     ]
     if len(files) > 1:
         raise CheckpointError(
-            f"{folder} holds {len(files)} GGUF files; name one with gguf_file: {', '.join(file.name for file in files)}"
+            f"{folder} holds {len(files)} GGUF files; name one with {GGUF_FILE}: "
+            f"{', '.join(file.name for file in files)}"
         )
     return files[0] if files else None
 
@@ -186,7 +190,7 @@ def _download_gguf(name: str, revision: str | None, file: str) -> Path:
     except Exception as error:  # HTTP, cache and validation errors of several libraries
         raise _explain(error, name, revision) from error
     if absent := [part for part in parts if not (folder / part).is_file()]:
-        raise CheckpointError(f"{name} holds no file {absent[0]!r}; check gguf_file")
+        raise CheckpointError(f"{name} holds no file {absent[0]!r}; check {GGUF_FILE}")
     return folder / parts[0]
 
 
@@ -237,7 +241,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         refuse_unfinished(folder)
         raise CheckpointError(
             f"no config.json in {folder}; give the folder of a whole Hugging Face checkpoint, or for GGUF files "
-            f"gguf_file=NAME"
+            f"the name of one as {GGUF_FILE}"
         )
     _refuse_kinds(folder, config)
     _refuse_quantised(folder, config)

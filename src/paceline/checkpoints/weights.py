@@ -9,7 +9,8 @@ all key-value heads):
     layers.N.q_norm.weight, .k_norm.weight    (head dim,), or (q,) and (k,)
     layers.N.sinks (h,)
     layers.N.kv_norm.weight, .q_norm.weight, .kv_b.weight, .q_b.weight of latent attention, see `_latent_attention`
-    layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`
+    layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`; where
+        scores are sigmoids, router.bias (e,) ranks experts, in float32 whatever the dtype
     layers.N.shared.gate_up (2s, d), .shared.down (d, s), .shared.gate (1, d) of a shared MLP of s inner dimensions
 
 and of encoder-decoder models besides
@@ -81,11 +82,15 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalTensor:
-    """One canonical tensor, and the alternative lists of pieces that make it; what no piece fills is zeros."""
+    """One canonical tensor, and the alternative lists of pieces that make it; what no piece fills is zeros.
+
+    `wide` ones are float32 or wider whatever the model's dtype.
+    """
 
     name: str
     shape: Shape
     recipes: tuple[tuple[StoredTensor, ...], ...]
+    wide: bool = False
 
     @property
     def size(self) -> int:
@@ -342,6 +347,8 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
         return (StoredTensor(tuple(f"{block}experts.{name}" for block in blocks), shape),)
 
     yield _same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
+    if moe.sigmoid:
+        yield replace(_same(f"{layer}router.bias", (count,), f"{layer}mlp.gate.expert_bias"), wide=True)
     shape, alone = (count, 2 * inner, d), _one_by_one(layer, count, GATE_UP, (inner, d))
     yield CanonicalTensor(f"{layer}experts.gate_up", shape, (whole("gate_up_proj", shape), alone))
     shape, alone = (count, d, inner), _one_by_one(layer, count, DOWN, (d, inner))
@@ -512,7 +519,8 @@ def load_weights(
                     names.checked(name, piece)
             else:
                 where = torch.device("meta") if shape_only is not None and shape_only.match(target.name) else device
-                weight = _read(names, target, dtype, where)
+                kept = torch.promote_types(dtype, torch.float32) if target.wide else dtype
+                weight = _read(names, target, kept, where)
                 weights.update([(target.name, weight)] if instead is None else instead(target.name, weight))
                 del weight
             done(target.size)

@@ -11,7 +11,7 @@ import typer
 from paceline.cli import outputs
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompt
-from paceline.cli.terminal import wrapped
+from paceline.cli.terminal import console, wrapped
 from paceline.errors import ConfigError
 from paceline.utils import integer, number
 
@@ -220,10 +220,8 @@ def tables(analysis: Analysis) -> list[Table]:
 
 def words(analysis: Analysis) -> str:
     """Write both tables as text."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    with console.capture() as capture:
+    screen = console()
+    with screen.capture() as capture:
         for table in tables(analysis):
-            console.print(table)
+            screen.print(table)
     return capture.get() + "\n".join(wrapped([NOTE.replace("\n", " ")]))

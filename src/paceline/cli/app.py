@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -153,7 +154,10 @@ def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "pace
     start_logging()
     try:
         # Not app(): that would turn interrupts, broken pipes and mistakes into messages of its own, over several lines.
-        context = typer.main.get_command(commands).make_context(name, list(arguments) or ["--help"])
+        words = list(arguments) or ["--help"]
+        if "--help" in words:
+            _style_help()
+        context = typer.main.get_command(commands).make_context(name, words)
         with context, shown_by(spinner):
             context.command.invoke(context)
         sys.stdout.flush()
@@ -164,6 +168,13 @@ def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "pace
         raise
     except BaseException as error:  # panics of libraries in Rust are no Exceptions
         return _last_words(error)
+
+
+def _style_help() -> None:
+    """Let help have no styles where the variable NO_COLOR is set: typer would leave those that are no colours."""
+    from typer import rich_utils
+
+    rich_utils.COLOR_SYSTEM = None if os.environ.get("NO_COLOR") else "auto"
 
 
 def _last_words(error: BaseException) -> int:
@@ -203,6 +214,10 @@ def _explain(error: BaseException) -> tuple[int, str]:
         for name, instead in INSTEAD.items():
             if re.match(rf"No such {re.escape(name)}(?![\w-])", text):
                 text = f"No such {name}; {instead}"
+        if (model := re.match(r"No such command '(.*\.gguf)'", text, re.IGNORECASE)) is not None:
+            file = shlex.quote(model[1])
+            text = f"{model[0]}; say first what to do with it, as in `paceline chat -m {file}` or `paceline generate "
+            text += f"-m {file} PROMPT`"
         return BAD_INPUT, f"{text} See `{path} --help`" if text.endswith("?") else f"{text}; see `{path} --help`"
     return _explain_system(error)
 

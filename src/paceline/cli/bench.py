@@ -19,7 +19,7 @@ from paceline.cli import bench_documents
 from paceline.cli.bench_documents import Output
 from paceline.cli.interrupts import INTERRUPTED, TerminatedToo, raise_from_now_on
 from paceline.cli.options import engine_options, reject_diffusion, with_flags
-from paceline.cli.terminal import progress_bar, say, stages
+from paceline.cli.terminal import console, progress_bar, say, stages
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -335,14 +335,12 @@ def _open(flag_values: dict[str, Any], options: Options) -> LLM:
 
 
 def _show(document: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from paceline.bench.report import document_remarks, document_tables
 
-    console = Console(highlight=False)
-    for table in document_tables(document, console.width):
-        console.print(table)
-        console.print()
+    screen = console()
+    for table in document_tables(document, screen.width):
+        screen.print(table)
+        screen.print()
     say(*_by_reason(document_remarks(document)), indent="  ")
 
 

@@ -13,7 +13,7 @@ import typer
 
 from paceline.cli import outputs
 from paceline.cli.options import with_log_level
-from paceline.cli.terminal import say
+from paceline.cli.terminal import console, say
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -108,15 +108,13 @@ def _verdict(below: Sequence[ComparedLine], number: int, limit: float) -> str:
 
 
 def _show_comparison(comparison: Comparison) -> None:
-    from rich.console import Console
-
     from paceline.bench.report import comparison_table
     from paceline.utils import ENOUGH
 
-    console = Console(highlight=False)
-    for table in comparison_table(comparison, console.width):
-        console.print(table)
-        console.print()
+    screen = console()
+    for table in comparison_table(comparison, screen.width):
+        screen.print(table)
+        screen.print()
     lines = [
         f"A star marks a difference that is significant after correction for {comparison.comparisons} comparisons "
         f"(Bonferroni)."

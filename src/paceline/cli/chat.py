@@ -11,7 +11,7 @@ import typer
 
 from paceline.cli.conversation import Ended, TerminalConversation
 from paceline.cli.figures import loading
-from paceline.cli.generate import finish, print_stream
+from paceline.cli.generate import finish, print_stream, tell_cut
 from paceline.cli.interrupts import GoesOn
 from paceline.cli.line_editor import LineEditor, is_terminal
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @with_flags(sampling=True, diffusion=True)
 def command(
     *,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
+    system: Annotated[str | None, typer.Option("--system", "-sys", metavar="TEXT", help="System message.")] = None,
     flag_values: dict[str, Any],
 ) -> None:
     """Chat with a model: one message per line, /help for commands; Ctrl-D ends, in a pipe an empty line does too."""
@@ -131,6 +131,8 @@ def _printed(llm: LLM, talk: TerminalConversation, params: SamplingParams) -> tu
         talk.start_over()
         output, stopped = print_stream(_stream(llm, talk, params))
     finish(output)
+    if output is not None:
+        tell_cut(output, llm)
     return output, stopped
 
 

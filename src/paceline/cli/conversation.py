@@ -144,7 +144,8 @@ class TerminalConversation:
         used = last.num_prompt_tokens + last.num_generation_tokens
         return [
             self.load,
-            *figures.request_figures(last),
+            *figures.decoding_figures(last),
+            f"drafts       {figures.drafts([last])}",
             f"context      {used:,} of {self.context:,} tokens",
             f"all answers  {number}: {counted(tokens, 'token')}, {tokens / max(seconds, 1e-9):.1f} tokens/s, drafts: "
             f"{figures.drafts(self.answers)}",

@@ -14,14 +14,14 @@ import typer
 from paceline.cli import outputs
 from paceline.cli.interrupts import INTERRUPTED
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
-from paceline.cli.prompts import Prompts, read_prompts
+from paceline.cli.prompts import Prompts, checked_prompts, read_prompts
 from paceline.cli.terminal import counted, progress_bar, wrapped
+from paceline.cli.verify import bundled
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.checkpoints import Tokenizer
     from paceline.drafters.vocab import TokenCounts
-    from paceline.llm import LLM
 
 TOGETHER = 8
 """Prompts that are decoded at once, where that is faster than one after the other."""
@@ -77,7 +77,7 @@ def command(
     if sources:
         counts, interrupted = _read(flag_values, sources, field or ()), False
     else:
-        counts, interrupted = _written(flag_values, None if prompts is None else read_prompts(prompts), chat=chat)
+        counts, interrupted = _written(flag_values, prompts, chat=chat)
     if not counts.tokens:
         raise typer.Exit(INTERRUPTED) if interrupted else ConfigError("there is no token to count; give longer texts")
     counts = counts if before is None else before.plus(counts)
@@ -129,11 +129,12 @@ def _read(flag_values: dict[str, Any], sources: Sequence[Path], field: Sequence[
         return _counts(texts(), tokenizer, str(flag_values.get("model", "the bundled model")), names)
 
 
-def _written(flag_values: dict[str, Any], prompts: Sequence[str] | None, *, chat: bool) -> tuple[TokenCounts, bool]:
+def _written(flag_values: dict[str, Any], prompts: Path | None, *, chat: bool) -> tuple[TokenCounts, bool]:
     """Counts of texts that the model writes here; and whether Ctrl-C ended that early."""
+    read = {} if prompts is None else read_prompts(prompts)
     llm = open_llm(flag_values)
     params, texts, interrupted = sampling_params(flag_values, llm), list[list[int]](), False
-    asked = _asked(llm, prompts, chat=chat)
+    asked = bundled(llm) if prompts is None else checked_prompts(llm, prompts, read, chat=chat)
     with progress_bar() as bar:
         task = bar.add_task("writing texts", total=len(asked))
         try:
@@ -145,17 +146,6 @@ def _written(flag_values: dict[str, Any], prompts: Sequence[str] | None, *, chat
         except KeyboardInterrupt:
             interrupted = True
     return _counts(texts, llm.tokenizer, llm.runner.info.name, "texts that it wrote"), interrupted
-
-
-def _asked(llm: LLM, prompts: Sequence[str] | None, *, chat: bool) -> list[Any]:
-    """The prompts as `LLM.generate` takes them; by default the bundled ones."""
-    if prompts is None:
-        from paceline.cli.verify import bundled
-
-        return bundled(llm)
-    if chat:
-        return [{"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} for text in prompts]
-    return list(prompts)
 
 
 def _counts(texts: Iterable[Sequence[int]], tokenizer: Tokenizer, model: str, origin: str) -> TokenCounts:

@@ -14,7 +14,7 @@ import typer
 
 from paceline.cli.interrupts import GoesOn
 from paceline.cli.options import open_llm, with_flags
-from paceline.cli.terminal import listed, progress_bar, remark, say
+from paceline.cli.terminal import console, listed, progress_bar, remark, say
 
 if TYPE_CHECKING:
     from paceline.bench import DemoRow, DemoTotal
@@ -118,13 +118,11 @@ def print_busy(load: float) -> None:
 
 def print_table(lines: list[DemoTotal], llm: LLM, *, speeds: bool) -> None:
     """The totals as a table that fits 80 columns, and what it means."""
-    from rich.console import Console
-
-    console, info, last = Console(highlight=False), llm.runner.info, lines[-1]
+    info, last = llm.runner.info, lines[-1]
     methods = listed(llm.drafter_methods) or "nothing"
     dtype = info.quantization or str(info.dtype).removeprefix("torch.")
     say(f"{info.name} in {dtype} on {info.device}, temperature 0, drafts by {methods}")
-    console.print(table(lines, speeds=speeds))
+    console().print(table(lines, speeds=speeds))
     if last.identical == last.prompts:
         say(f"All {last.prompts} texts are equal to those of plain decoding.")
     if last.near_ties:

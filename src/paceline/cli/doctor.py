@@ -5,13 +5,14 @@ when something is wrong.
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from paceline.cli.methods import left_out
 from paceline.cli.options import open_llm, with_flags
-from paceline.cli.prompts import Prompts, read_prompts
+from paceline.cli.prompts import Prompts, checked_prompts, read_prompts
 from paceline.cli.terminal import counted, progress_bar, say, stages, wrapped
 from paceline.config import SpeculativeConfig
 
@@ -40,14 +41,14 @@ def command(
     flag_values: dict[str, Any],
 ) -> None:
     """Check machine, checkpoints and drafters, and say what is wrong and what to do about it."""
-    texts = None if prompts is None else read_prompts(prompts)
+    texts = {} if prompts is None else dict(islice(read_prompts(prompts).items(), PROBED))
     chosen = SpeculativeConfig.parse(flag_values.pop("speculative_config", None))
     llm = open_llm(flag_values | {"speculative_config": "null"}, timed=True)
     profile = _profile(llm, flag_values) if chosen is None else None
     config = chosen or (profile and profile.speculative) or SpeculativeConfig()
     from paceline.doctor import visit
 
-    items = _prompts(llm) if texts is None else texts[:PROBED]
+    items = _prompts(llm) if prompts is None else checked_prompts(llm, prompts, texts)
     with progress_bar() as bar:
         report = visit(llm, config, items, stages(bar), lambda found: None if as_json else say_checks(found))
     print(json.dumps(report.to_dict(llm)) if as_json else words(report, llm, verbose=verbose, profile=profile))
@@ -83,13 +84,13 @@ def say_checks(found: Diagnosis) -> None:
 
 def words(report: Visit, llm: LLM, *, verbose: bool, profile: Profile | None = None) -> str:
     """The figures, the verdict and the block for a report, no wider than the terminal."""
-    from paceline.doctor import about
+    from paceline.doctor import about, form_of
 
     facts, diagnosis = report.facts, report.diagnosis
-    target, threads = facts.target, facts.machine.threads
+    threads = facts.machine.threads
     lines = [
         "",
-        f"{llm.runner.info.name} ({target.dtype} on {target.device}, {counted(threads, 'thread')})",
+        f"{llm.runner.info.name} ({form_of(llm, facts)} on {facts.target.device}, {counted(threads, 'thread')})",
         *([] if facts.passes is None else _passes(facts.passes)),
         *([str(profile)] if profile is not None else []),
         *(_probed(probe) for probe in facts.probes),

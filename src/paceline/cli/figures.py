@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from paceline.cli.terminal import counted
 
 if TYPE_CHECKING:
-    from paceline.engine import RequestMetrics
+    from paceline.engine import RequestMetrics, RequestOutput
+    from paceline.search import SearchTree
 
 
 def loading(seconds: float) -> str:
@@ -16,8 +17,22 @@ def loading(seconds: float) -> str:
     return f"load         {seconds:.2f} s"
 
 
-def request_figures(metrics: RequestMetrics) -> list[str]:
-    """Lines on one answer: first token, prompt, decoding, drafts."""
+def request_figures(output: RequestOutput) -> list[str]:
+    """Lines on what a prompt took: first token, prompt, decoding, and the drafts or the search."""
+    last = f"drafts       {drafts([output.metrics])}"
+    if output.search is not None:
+        last = f"search       {search_figures(output.search)}"
+    return [*decoding_figures(output.metrics), last]
+
+
+def search_figures(search: SearchTree) -> str:
+    """What a search computed, and whether its budget ended it."""
+    ended = "; its budget ended it" if search.budget_spent else ""
+    return f"{search.method}: {search.num_tokens} tokens in {search.num_passes} passes, {search.seconds:.1f} s{ended}"
+
+
+def decoding_figures(metrics: RequestMetrics) -> list[str]:
+    """Lines on one answer, whatever drafts for it: first token, prompt, decoding."""
     lines = []
     if metrics.time_to_first_token is not None:
         lines.append(f"first token  {metrics.time_to_first_token:.2f} s")
@@ -26,7 +41,7 @@ def request_figures(metrics: RequestMetrics) -> list[str]:
         seconds = metrics.first_step_time - metrics.scheduled_time
         prompt += f", {metrics.num_prompt_tokens / max(seconds, 1e-9):,.0f} tokens/s (kept beginnings count as read)"
     rate = f"{counted(metrics.num_generation_tokens, 'token')}, {metrics.tokens_per_second:.1f} tokens/s"
-    return [*lines, f"prompt       {prompt}", f"decoding     {rate}", f"drafts       {drafts([metrics])}"]
+    return [*lines, f"prompt       {prompt}", f"decoding     {rate}"]
 
 
 def drafts(answers: Sequence[RequestMetrics]) -> str:

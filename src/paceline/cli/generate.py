@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.figures import loading, memory, request_figures
+from paceline.cli.figures import loading, memory, request_figures, search_figures
 from paceline.cli.methods import left_out
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
 from paceline.cli.prompts import read_prompt, text_or_file
-from paceline.cli.terminal import remark, tell_once
+from paceline.cli.terminal import HARMLESS, console, counted, remark, tell_once
 from paceline.errors import ConfigError
 from paceline.utils import json_value
 
@@ -88,6 +88,30 @@ def command(
     llm = open_llm(flag_values, diffusion=True)
     load = loading(perf_counter() - start)
     check_prediction(expected, llm)
+    tell_setting(llm, chat=chat)
+    params = sampling_params(flag_values, llm)
+    if not as_json and (params.logprobs is not None or params.prompt_logprobs is not None):
+        raise ConfigError("--logprobs and --prompt-logprobs are not available in streamed text; add --json")
+    what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
+    wanted = None if search is None else searching(search, unsafe_execution)
+    chunks = llm.stream({**what, "prediction": expected}, params, search=wanted)
+    if "max_tokens" in flag_values and search is None:
+        chunks = with_cut_told(chunks, flag_values["max_tokens"], llm)
+    if as_json:
+        output = _as_json(chunks)
+    elif search is not None:
+        output = show_search(llm, chunks, params.n, show_tree)
+    else:
+        output = show(chunks) if params.n == 1 else show_all(chunks)
+    if output is not None:
+        tell_cut(output, llm)
+        for line in (load, *request_figures(output), memory()) if stats else ():
+            remark(line)
+    finish(output)
+
+
+def tell_setting(llm: LLM, *, chat: bool) -> None:
+    """Say what a user may not know of the model that is loaded: that it wants messages, what drafts for it."""
     if not chat and llm.tokenizer.has_chat_template:
         tell_once("chat", "this model follows instructions: --chat treats the prompt as a message (told once)")
     if llm.profile is not None:
@@ -95,22 +119,6 @@ def command(
     if llm.speculative is not None and llm.speculative.method == "auto":
         for line in left_out():
             logger.info("%s", line)
-    params = sampling_params(flag_values, llm)
-    if not as_json and (params.logprobs is not None or params.prompt_logprobs is not None):
-        raise ConfigError("--logprobs and --prompt-logprobs are not available in streamed text; add --json")
-    what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
-    if search is not None:
-        chunks = llm.stream({**what, "prediction": expected}, params, search=searching(search, unsafe_execution))
-        finish(_as_json(chunks) if as_json else show_search(llm, chunks, params.n, show_tree))
-        return
-    chunks = llm.stream({**what, "prediction": expected}, params)
-    if "max_tokens" in flag_values:
-        chunks = with_cut_told(chunks, flag_values["max_tokens"], llm)
-    output = _as_json(chunks) if as_json else show(chunks) if params.n == 1 else show_all(chunks)
-    if stats and output is not None:
-        for line in (load, *request_figures(output.metrics), memory()):
-            remark(line)
-    finish(output)
 
 
 def check_search(
@@ -152,13 +160,8 @@ def show_search(llm: LLM, chunks: Generator[StreamChunk], count: int, show_tree:
         return last
     if count > 1 or show_tree:
         _print_found(llm, last, printer, show_tree=show_tree)
-    metrics = last.search
-    if printer.console.is_terminal and metrics is not None:
-        ended = "; its budget ended it" if metrics.budget_spent else ""
-        remark(
-            f"{metrics.method}: {metrics.num_tokens} tokens in {metrics.num_passes} passes, {metrics.seconds:.1f} s"
-            f"{ended}"
-        )
+    if printer.console.is_terminal and last.search is not None:
+        remark(search_figures(last.search))
     return last
 
 
@@ -187,11 +190,9 @@ def _print_found(llm: LLM, result: RequestOutput, printer: StreamPrinter, *, sho
 
 def draw_tree(llm: LLM, result: RequestOutput) -> None:
     """The branches of a search as a tree of texts, its outputs with their scores."""
-    from rich.console import Console
     from rich.text import Text
     from rich.tree import Tree
 
-    console = Console(highlight=False, soft_wrap=True)
     drawn = [Tree(Text("the prompt", style="dim"), guide_style="dim")]
     for above, tokens, rank in result.search.runs() if result.search is not None else ():
         text = json.dumps(llm.tokenizer.decode(tokens, False), ensure_ascii=False)[1:-1].translate(HARMLESS)
@@ -199,7 +200,7 @@ def draw_tree(llm: LLM, result: RequestOutput) -> None:
         if rank >= 0:
             line.append(f"  [{rank + 1}: {result.outputs[rank].score:.3f}]", style="green")
         drawn.append(drawn[above + 1].add(line))
-    console.print(drawn[0])
+    console(soft_wrap=True).print(drawn[0])
 
 
 def check_prediction(expected: str | None, llm: LLM) -> None:
@@ -226,6 +227,18 @@ def with_cut_told(chunks: Generator[StreamChunk], max_tokens: int, llm: LLM) -> 
             if not number and max_tokens > room:
                 remark(f"--max-tokens {max_tokens} was cut to {room}: prompt and output share {context} tokens")
             yield chunk
+
+
+def tell_cut(output: RequestOutput, llm: LLM) -> None:
+    """Say where standard error is a terminal that a limit has cut answers off, and what raises it."""
+    cut = [len(one.token_ids) for one in output.outputs if one.finish_reason == "length"]
+    if not cut or not sys.stderr.isatty():
+        return
+    number, most, context = len(output.outputs), max(cut), llm.backend.info.max_context
+    which = "the answer was" if number == 1 else f"{len(cut)} of {number} answers were"
+    full = len(output.prompt_token_ids) + most >= context
+    why = f"the context of {context} tokens is full" if full else "--max-tokens raises the limit"
+    remark(f"{which} cut off at {counted(most, 'token')}: {why}")
 
 
 def show_all(chunks: Generator[StreamChunk]) -> RequestOutput | None:
@@ -327,17 +340,12 @@ COLOURS = {"green": 32, "cyan": 36, "magenta": 35, "yellow": 33, "blue": 34, "re
 CANVAS = {"masked": "dim", "written": "", "new": "green"}
 """Styles of a canvas' slots by state."""
 
-HARMLESS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421, 0x9B: 0x241B}
-"""Control characters that a model could send to a terminal -> the signs that stand for them."""
-
 
 class StreamPrinter:
     """Prints chunks as they come; the bare text when standard output is not a terminal."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-
-        self.console = Console(highlight=False)
+        self.console = console()
         self.colours: dict[str, str] = {}
         self._shown = 0
         self._at_start = True

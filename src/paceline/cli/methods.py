@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import with_log_level
-from paceline.cli.terminal import listed, say, width, wrapped
+from paceline.cli.terminal import console, listed, say, width, wrapped
 
 if TYPE_CHECKING:
     from paceline.config import SpeculativeConfig
@@ -53,24 +53,23 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON l
         rows = [_row(family, name, entry) for family, table in tables.items() for name, entry in table.items()]
         print(json.dumps(rows + [_diffusion_row(name, method) for name, method in METHODS.items()]))
         return
-    from rich.console import Console
     from rich.text import Text
 
-    console, columns = Console(highlight=False), width()
+    screen, columns = console(), width()
     for family, table in tables.items():
         for line in wrapped([FAMILIES.get(family, family)]):
-            console.print(Text(line, style="bold"), soft_wrap=True)
+            screen.print(Text(line, style="bold"), soft_wrap=True)
         for name, entry in table.items():
-            console.print(Text(f"  {name}", style="green"), soft_wrap=True)
+            screen.print(Text(f"  {name}", style="green"), soft_wrap=True)
             for line in describe(family, entry, columns):
-                console.print(Text(line), soft_wrap=True)
-        console.print()
-    console.print(Text(DIFFUSION, style="bold"))
+                screen.print(Text(line), soft_wrap=True)
+        screen.print()
+    screen.print(Text(DIFFUSION, style="bold"))
     for name, method in METHODS.items():
-        console.print(Text(f"  {name}", style="green"), soft_wrap=True)
+        screen.print(Text(f"  {name}", style="green"), soft_wrap=True)
         for line in describe_diffusion(method, columns):
-            console.print(Text(line), soft_wrap=True)
-    console.print()
+            screen.print(Text(line), soft_wrap=True)
+    screen.print()
     drafts = f"`auto` drafts with {', '.join(AUTO[:-1])} and, where there is one, {AUTO[-1]}"
     say(registry.STRICT_NOTE, "", drafts, *left_out(), indent="  ")
 

@@ -156,6 +156,9 @@ MODEL_FLAGS: Final = _in_panel(
 )  # fmt: skip
 """Arguments of LLM that are fields of no configuration class."""
 
+TEMP: Final = Flag("temp", "llama.cpp's --temperature.", float, panel="Sampling", hidden=True)
+"""Another name of the flag."""
+
 DIFFUSION_FLAGS: Final = _in_panel(
     "Diffusion language models",
     Flag("dllm_unmasking_strategy",
@@ -198,7 +201,7 @@ def with_flags(
         *flags_of(EngineConfig, "Model"),
     ]
     if sampling:
-        flags += [*flags_of(SamplingParams, "Sampling"), *flags_of(StructuredOutputsParams, "Sampling")]
+        flags += [*flags_of(SamplingParams, "Sampling"), *flags_of(StructuredOutputsParams, "Sampling"), TEMP]
     wanted = set(server)
     flags += [flag for flag in flags_of(ServerConfig, "Server") if flag.name in wanted]
     if environment:
@@ -212,6 +215,10 @@ def with_flags(
         def command(**arguments: Any) -> None:
             typed = {flag: arguments.pop(flag.name) for flag in flags}
             flag_values = {flag.name: flag.value(value) for flag, value in typed.items() if not _absent(value, flag)}
+            if TEMP.name in flag_values:
+                if "temperature" in flag_values:
+                    raise ConfigError("--temp and --temperature mean the same; give one of them")
+                flag_values["temperature"] = flag_values.pop(TEMP.name)
             chosen = {flag.name: flag_values.pop(flag.name) for flag in DIFFUSION_FLAGS if flag.name in flag_values}
             if (config := _diffusion_config(chosen)) is not None:
                 flag_values["diffusion_config"] = config

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli.terminal import say
-from paceline.errors import ConfigError, PromptError
+from paceline.config import SamplingParams
+from paceline.errors import ConfigError, PacelineError, PromptError
 from paceline.utils import near_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.engine import Prompt
+    from paceline.llm import LLM
 
 MAX_PROMPT_BYTES = 64 * 1024 * 1024
 MAX_PROMPTS = 10_000
@@ -98,12 +105,14 @@ def _whole(text: str, name: str) -> str:
     return text
 
 
-def read_prompts(file: Path) -> list[str]:
+def read_prompts(file: Path) -> dict[int, str]:
     """Many prompts: per line of a .json or .jsonl file a string or an object with key "prompt", else one per line.
 
     Lines end with a line feed, or with carriage return and line feed, and with nothing else: the other characters that
     Unicode calls line ends may be in a prompt.
 
+    Returns:
+        Number of a line, from 1 -> its prompt, in order.
     Raises:
         PromptError: a file that cannot be read, or holds no prompt or too many.
     """
@@ -114,8 +123,27 @@ def read_prompts(file: Path) -> list[str]:
     if len(numbered) > MAX_PROMPTS:
         raise PromptError(f"{str(file)!r} holds {len(numbered)} prompts, more than {MAX_PROMPTS}; split it")
     if file.suffix not in (".jsonl", ".json"):
-        return [line for _, line in numbered]
-    return [_json_prompt(line, f"{str(file)!r} line {number}") for number, line in numbered]
+        return dict(numbered)
+    return {number: _json_prompt(line, f"{str(file)!r} line {number}") for number, line in numbered}
+
+
+def checked_prompts(llm: LLM, file: Path, prompts: Mapping[int, str], *, chat: bool = False) -> list[Prompt]:
+    """Prompts of a file as `LLM.generate` takes them, each of which the model can go on with.
+
+    Args:
+        prompts: by their lines. chat: they are messages of a user, for the chat template.
+    Raises:
+        PacelineError: one that it cannot, with the number of its line.
+    """
+    given: list[Prompt] = []
+    for line, text in prompts.items():
+        try:
+            asked = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else text
+            llm.request(asked, SamplingParams(max_tokens=1))
+        except PacelineError as error:
+            raise type(error)(f"{str(file)!r} line {line}: {error}") from error
+        given.append(asked)
+    return given
 
 
 def _json_prompt(line: str, where: str) -> str:

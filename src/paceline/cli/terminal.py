@@ -7,30 +7,50 @@ moves where standard error is no terminal. rich is imported where it is used, so
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from paceline.cli.interrupts import raise_from_now_on
 from paceline.errors import ConfigError
 from paceline.utils import user_cache
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
+
+HARMLESS: Final = {
+    **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
+    **dict.fromkeys(range(0x80, 0xA0), 0x241B),
+    0x7F: 0x2421,
+}
+"""Control characters that a terminal could obey -> the signs that stand for them, for `str.translate`."""
 
 WIDEST = 100
 LEVELS = ("debug", "info", "warning", "error")
 BUNDLED = str(Path(__file__).parent.parent / "bundled")
 
 
-def width() -> int:
-    """Give the columns to use."""
+def console(**options: Any) -> Console:
+    """A console of rich's. Where the variable NO_COLOR is set it writes no styles: nothing dim or bold either.
+
+    Args:
+        options: of `rich.console.Console`.
+    """
     from rich.console import Console
 
-    return min(Console().width, WIDEST)
+    if os.environ.get("NO_COLOR"):
+        options["color_system"] = None
+    return Console(highlight=False, **options)
+
+
+def width() -> int:
+    """Give the columns to use."""
+    return min(console().width, WIDEST)
 
 
 def short(text: str) -> str:
@@ -45,7 +65,7 @@ def wrapped(paragraphs: Iterable[str], indent: str = "") -> list[str]:
         indent: of a paragraph's further lines, beside that of the first.
     """
     columns, lines = width(), []
-    for paragraph in paragraphs:
+    for paragraph in (text.translate(HARMLESS) for text in paragraphs):
         margin = " " * (len(paragraph) - len(paragraph.lstrip()))
         manner: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
         lines += wrap(short(paragraph), columns, subsequent_indent=margin + indent, **manner) or [""]
@@ -59,10 +79,9 @@ def say(*paragraphs: str, indent: str = "") -> None:
 
 
 def remark(text: str | Text) -> None:
-    """Print a line on standard error."""
-    from rich.console import Console
-
-    Console(stderr=True, highlight=False, markup=False).print(short(text) if isinstance(text, str) else text)
+    """Print a line on standard error; a terminal obeys nothing that is in a text."""
+    shown = short(text).translate(HARMLESS) if isinstance(text, str) else text
+    console(stderr=True, markup=False).print(shown)
 
 
 def tell_once(name: str, text: str) -> None:
@@ -84,7 +103,7 @@ def tell_once(name: str, text: str) -> None:
 
 def report(line: str) -> None:
     """An error on standard error: one line, wrapped by words on a terminal."""
-    lines = wrapped([line], "  ") if sys.stderr.isatty() else [short(line)]
+    lines = wrapped([line], "  ") if sys.stderr.isatty() else [short(line).translate(HARMLESS)]
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
@@ -112,7 +131,7 @@ class StandardError(logging.Handler):
             if (key := f"{record.name} {record.getMessage()}") in self.seen:
                 return
             self.seen.add(key)
-        print(short(self.format(record)), file=sys.stderr)
+        print(short(self.format(record)).translate(HARMLESS), file=sys.stderr)
 
 
 def start_logging() -> None:
@@ -157,15 +176,12 @@ def progress_bar(*columns: Any) -> Any:
     Args:
         columns: of rich; by default what is done, a bar, how much of how much, and the time so far.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     raise_from_now_on()
     usual = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    return Progress(
-        SpinnerColumn(), *columns or usual, console=console, transient=True, disable=not console.is_terminal
-    )
+    screen = console(stderr=True)
+    return Progress(SpinnerColumn(), *columns or usual, console=screen, transient=True, disable=not screen.is_terminal)
 
 
 def stages(bar: Any) -> Callable[[str, int, int], None]:
@@ -191,19 +207,18 @@ def spinner(what: str) -> Iterator[Callable[[float], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
     from rich.file_proxy import FileProxy
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     if isinstance(sys.stderr, FileProxy):  # put there by the display that is on
         yield None
         return
-    console = Console(stderr=True)
+    screen = console(stderr=True)
     waits = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     works = (*waits[:2], BarColumn(), TaskProgressColumn(), waits[2])
-    with Progress(*waits, console=console, transient=True, redirect_stdout=False) as bar:
+    with Progress(*waits, console=screen, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(what, total=None)
-        console.show_cursor()  # an interrupt may end the process from here
+        screen.show_cursor()  # an interrupt may end the process from here
 
         def move(share: float) -> None:
             bar.columns = works

@@ -6,7 +6,7 @@ import inspect
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,8 @@ from paceline.cli.interrupts import TerminatedToo
 from paceline.cli.options import flags_of, open_llm, with_flags
 from paceline.cli.terminal import counted, remark, say
 from paceline.config import options_of
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PromptError
+from paceline.utils import read_prompts
 
 if TYPE_CHECKING:
     from paceline.training import TrainConfig, Trained, Trainer
@@ -101,6 +102,7 @@ def run(
     if not (method.drafts or method.replaces_target) and "lora" in flag_values:
         alone = f"{config.method} learns of the model alone"
         raise ConfigError(f"{alone}, got --lora {flag_values['lora']} too; leave it out")
+    check_data(config.data)
     if (device := launched_device()) is not None:
         flag_values.setdefault("device", device)
     llm = open_llm(flag_values)
@@ -113,13 +115,40 @@ def run(
         remark(f"kept in {output}: {kept}; the same command goes on" if kept else "the same command begins again")
         raise
     if accelerator().is_main_process:
-        command = method.command(trained.folder, flag_values.get("model"))
-        for line in drafter_words(trained) if trained.speculative_config else likeliest_words(trained, command):
+        model = flag_values.get("model")
+        chat = " --chat" if llm.tokenizer.has_chat_template else ""
+        if trained.speculative_config:
+            command = f"paceline generate{_named(trained.model or model)}{chat} -s {_quoted(trained)}"
+            lines = drafter_words(trained, command)
+        else:
+            command = method.command(trained.folder, model)
+            lines = likeliest_words(trained, command + chat if command.startswith("paceline generate") else command)
+        for line in lines:
             say(line)
 
 
-def drafter_words(trained: Trained) -> Iterator[str]:
-    """What a drafter can do, of how many texts that is, and how it is used."""
+def check_data(files: Sequence[Path]) -> None:
+    """Read files of prompts, so that what is wrong with one is told before a model is loaded.
+
+    Raises:
+        PromptError: one that cannot be read, or that holds no texts.
+    """
+    for file in files:
+        if not read_prompts(file).conversations:
+            raise PromptError(f"{str(file)!r} holds lengths of prompts and no texts; give a file of prompts or texts")
+
+
+def _named(model: Path | str | None) -> str:
+    """The flag that names a model; nothing for the bundled one."""
+    return "" if model is None else f" -m {shlex.quote(str(model))}"
+
+
+def _quoted(trained: Trained) -> str:
+    return shlex.quote(json.dumps(trained.speculative_config))
+
+
+def drafter_words(trained: Trained, command: str) -> Iterator[str]:
+    """What a drafter can do, of how many texts that is, and the command that uses it."""
     from paceline.training import figures, interval_words, of_texts
 
     interval = interval_words(figures(trained.test, drafts=True))
@@ -129,8 +158,13 @@ def drafter_words(trained: Trained) -> Iterator[str]:
     )
     if trained.speed is not None:
         yield _timed(trained.speed)
-    model = "..." if trained.model is None else f"-m {trained.model}"
-    yield f"Use it: paceline generate {model} -s '{json.dumps(trained.speculative_config)}'"
+        over_plain = trained.speed["auto"]["over_plain"]
+        if over_plain is not None and over_plain["value"] < 1.0:
+            yield (
+                "That is no gain: it was not faster than plain decoding here. Train it longer (--minutes) or on more "
+                "prompts (--data) before you use it."
+            )
+    yield f"Use it: {command}"
 
 
 def likeliest_words(trained: Trained, command: str) -> Iterator[str]:

@@ -16,8 +16,9 @@ import typer
 from paceline.cli import outputs, tune_search, tune_steering
 from paceline.cli.interrupts import INTERRUPTED, TerminatedToo
 from paceline.cli.options import model_path, open_llm, with_flags
-from paceline.cli.prompts import Prompts, read_prompts
+from paceline.cli.prompts import Prompts, checked_prompts, read_prompts
 from paceline.cli.terminal import counted, progress_bar, width, wrapped
+from paceline.cli.verify import bundled
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -108,12 +109,12 @@ def command(
         return
     if output is not None:
         raise ConfigError("--output keeps what --steering or --search finds; add one of them, or leave --output out")
-    config, texts = flag_values.pop("speculative_config", None), None if prompts is None else read_prompts(prompts)
+    config, texts = flag_values.pop("speculative_config", None), {} if prompts is None else read_prompts(prompts)
     drafter = _drafter(config, tree=tree, draft_model=draft_model, html=html, force=force)
     _find(draft_model or [])
     llm = open_llm(flag_values | {"speculative_config": "null"}, timed=True)
     options: dict[str, Any] = {"budget": budget, "max_tokens": max_tokens, "batch_size": batch_size}
-    items, shaped = _prompts(llm, texts, chat), None
+    items, shaped = bundled(llm) if prompts is None else checked_prompts(llm, prompts, texts, chat=chat), None
     if drafter is None:
         tuning = _measure(llm, items, flag_values, drafts=draft_model or default_drafts(flag_values), **options)
     else:
@@ -168,16 +169,6 @@ def default_drafts(flag_values: dict[str, Any]) -> list[str]:
     from paceline.llm import BUNDLED
 
     return [] if "model" in flag_values else [str(BUNDLED / "draft")]
-
-
-def _prompts(llm: LLM, texts: list[str] | None, chat: bool) -> list[Any]:
-    if texts is None:
-        from paceline.cli.verify import bundled
-
-        return bundled(llm)
-    if not chat:
-        return list(texts)
-    return [{"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} for text in texts]
 
 
 def _measure(llm: LLM, items: list[Any], flag_values: dict[str, Any], **options: Any) -> Tuning:

@@ -13,7 +13,7 @@ import typer
 
 from paceline.cli.methods import in_use
 from paceline.cli.options import open_llm, with_flags
-from paceline.cli.prompts import Prompts, read_prompts
+from paceline.cli.prompts import Prompts, checked_prompts, read_prompts
 from paceline.cli.terminal import counted, progress_bar, short, stages, wrapped
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ def command(
     flag_values: dict[str, Any],
 ) -> None:
     """Decode plainly and accelerated, and compare tokens at temperature 0 and distributions above."""
-    texts = None if prompts is None else read_prompts(prompts)
+    texts = {} if prompts is None else read_prompts(prompts)
     flag_values["seed"] = seed
     llm = open_llm(flag_values)
     from paceline.verify import verify
 
-    items = bundled(llm) if texts is None else texts
+    items = bundled(llm) if prompts is None else checked_prompts(llm, prompts, texts)
     with progress_bar() as bar:
         show = stages(bar)
         report = verify(

@@ -73,6 +73,9 @@ class KeyLimits:
     max_running: int | None = option(
         None, doc="Maximum number of outputs that are decoded at the same time; the others wait.", low=1
     )
+    max_file_bytes: int | None = option(
+        None, doc="Maximum number of bytes of all its files of batches together; uploads beyond are rejected.", low=1
+    )
     priority: int | None = option(
         None, doc="Priority of requests that give none, and the lowest number that they may give.", low=-MAX_COUNT
     )

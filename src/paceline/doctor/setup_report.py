@@ -37,14 +37,19 @@ def about(llm: LLM, facts: SetupFacts) -> Iterator[tuple[str, str]]:
     yield "GPU", f"CUDA {machine.cuda_build}" if machine.cuda else machine.gpu or "none"
     versions = ((name, machine.versions[name][0]) for name in TOLD if name in machine.versions)
     yield "packages", ", ".join(f"{name} {installed or 'missing'}" for name, installed in versions) or "not installed"
-    form = info.quantization or facts.target.dtype
-    yield "model", f"{_short(info.name)} ({info.family}), {form} on {facts.target.device}, {info.passes} passes"
+    form = f"{form_of(llm, facts)} on {facts.target.device}"
+    yield "model", f"{_short(info.name)} ({info.family}), {form}, {info.passes} passes"
     kernels = kernel_files(PACKAGE)
     yield "kernels", _folder(kernels[0].parent) if kernels else "none kept on disk"
     yield "cache", _folder(user_cache(""))
     switches = ((name, value) for name, value in sorted(os.environ.items()) if name.startswith(SWITCHES))
     told = (f"{name}={'...' if any(part in name for part in SECRET) else _short(value)}" for name, value in switches)
     yield "switches", " ".join(told) or "none"
+
+
+def form_of(llm: LLM, facts: SetupFacts) -> str:
+    """What the weights of the target are kept as: a dtype, or a kind of quantised weights."""
+    return llm.runner.info.quantization or facts.target.dtype
 
 
 def _short(text: str) -> str:

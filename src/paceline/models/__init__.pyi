@@ -13,6 +13,7 @@ from .base import Capabilities as Capabilities
 from .base import LayerPlan as LayerPlan
 from .base import ModelInfo as ModelInfo
 from .base import PartAbilities as PartAbilities
+from .base import PassResult as PassResult
 from .base import Rollback as Rollback
 from .base import Runner as Runner
 from .base import SequenceCache as SequenceCache
@@ -47,5 +48,4 @@ from .spec import MoeSpec as MoeSpec
 from .spec import PositionSpec as PositionSpec
 from .spec import RelativeBiasSpec as RelativeBiasSpec
 from .spec import RopeSpec as RopeSpec
-from .spec import RoutingSpec as RoutingSpec
 from .state.free_memory import available as available

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from paceline.errors import PromptError
-from paceline.models.base import Capabilities, LayerPlan, ModelInfo, Runner, SequenceCache
+from paceline.models.base import Capabilities, LayerPlan, ModelInfo, PassResult, Runner, SequenceCache
 from paceline.models.block_memory import HasMemory
 from paceline.models.inputs import NO_INPUTS, Inputs
 
@@ -35,7 +35,7 @@ class RunsLayers(Runner, Protocol):
         hidden: torch.Tensor | None = None,
         taps: Sequence[int] = (),
         computed: Sequence[int] | None = None,
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    ) -> PassResult:
         """A pass over the planned layers: layer subsets, early exit, resumption, input embeddings.
 
         Args:
@@ -43,7 +43,7 @@ class RunsLayers(Runner, Protocol):
             hidden: (r, hidden) states before layer `plan.first`, instead of tokens: embeddings if that is 0, or what an
                 earlier call returned that stopped there, whose keys and values are still in scratch. Not modified.
         Returns:
-            (r, hidden) states behind the last layer that was run, before the final norm, and the taps.
+            States and taps; there are no logits (0, v).
         """
 
 

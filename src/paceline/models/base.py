@@ -15,7 +15,7 @@ drafts are planned and verified, the whole text counts, which is one more.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -148,6 +148,24 @@ class LayerPlan:
 
 
 ALL_LAYERS: Final[LayerPlan] = LayerPlan()
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a forward pass gives, in the model's dtype.
+
+    Attributes:
+        logits: (picked, v) of the rows whose logits were wanted.
+        states: (r, hidden) behind the last layer that ran, before the final norm; (0, hidden) where they were not
+            wanted.
+        taps: layer -> (r, hidden), of the layers that were wanted, see `Scores.taps`.
+        best: per row of `logits` its best token, as `Scores.best` has it; None where the pass did not look.
+    """
+
+    logits: torch.Tensor
+    states: torch.Tensor
+    taps: dict[int, torch.Tensor] = field(default_factory=dict)
+    best: list[int] | None = None
 
 
 class SequenceCache(Protocol):

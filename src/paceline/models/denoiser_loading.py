@@ -5,7 +5,6 @@ Weights are safetensors; no code of a checkpoint is ever run.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,18 +25,15 @@ from paceline.checkpoints import (
     resolve,
 )
 from paceline.config import DTYPES
-from paceline.errors import CheckpointError, ConfigError
+from paceline.errors import ConfigError
 from paceline.models.load import resolve_device, resolve_dtype
 from paceline.models.memory import fit_context
 from paceline.models.runners.denoiser import NativeDenoiser
-from paceline.models.spec import DenoiserSpec, ModelSpec, MoeSpec, RoutingSpec
-
-EXTRA = re.compile(r"^model\.layers\.(\d+)\.mlp\.(gate\.expert_bias|shared_experts\.(?:gate|up|down)_proj\.weight)$")
-"""Tensors of grouped routing, which no decoder family has."""
+from paceline.models.spec import DenoiserSpec
 
 
 class RenamedCheckpoint(Checkpoint):
-    """A checkpoint whose tensors go by other names; some may be left out."""
+    """A checkpoint whose tensors go by other names."""
 
     def __init__(self, stored: Checkpoint, names: dict[str, str]) -> None:
         self.folder, self._stored, self._names = stored.folder, stored, names
@@ -57,44 +53,11 @@ def load_denoiser_weights(
         CheckpointError: missing, surplus or wrongly shaped tensors.
         UnsupportedModelError: quantised ones, or an adapter.
     """
-    stored = {renamed(name, names): name for name in checkpoint.entries}
-    extra = {name for name in stored if spec.routing is not None and EXTRA.match(name)}
-    main = RenamedCheckpoint(checkpoint, {new: old for new, old in stored.items() if new not in extra})
-    weights = load_weights(main, spec.model, device=device, dtype=dtype)
-    rest = RenamedCheckpoint(checkpoint, {name: stored[name] for name in extra})
-    for index, layer in enumerate(spec.model.layers):
-        if layer.moe and spec.model.moe is not None and spec.routing is not None:
-            for key, tensor in _routing(rest, index, spec.model, spec.model.moe, spec.routing).items():
-                kept = torch.float32 if key.endswith("bias") and dtype is not torch.float64 else dtype
-                weights[key] = tensor.to(device, kept)
-    return weights
-
-
-def _routing(
-    rest: RenamedCheckpoint, index: int, spec: ModelSpec, moe: MoeSpec, routing: RoutingSpec
-) -> dict[str, torch.Tensor]:
-    """The expert bias and the shared MLP of one layer."""
-    at, to = f"model.layers.{index}.mlp.", f"layers.{index}."
-    width, shared = spec.hidden_size, routing.shared
-    weights = {}
-    if f"{at}gate.expert_bias" in rest.entries:  # without it all experts are equally preferred
-        weights[f"{to}router.bias"] = _read(rest, f"{at}gate.expert_bias", (moe.experts,))
-    if shared:
-        halves = [_read(rest, f"{at}shared_experts.{name}_proj.weight", (shared, width)) for name in ("gate", "up")]
-        weights[f"{to}shared.gate_up.weight"] = torch.cat(halves)
-        weights[f"{to}shared.down.weight"] = _read(rest, f"{at}shared_experts.down_proj.weight", (width, shared))
-    return weights
-
-
-def _read(rest: RenamedCheckpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    if name not in rest.entries:
-        raise CheckpointError(f"{rest.folder} lacks {name}; the checkpoint is incomplete or of another architecture")
-    if rest.entries[name].shape != shape:
-        raise CheckpointError(
-            f"{rest.folder}: {name} has shape {rest.entries[name].shape}, but config.json asks for {shape}; download "
-            f"both again"
-        )
-    return rest.tensor(name)
+    renaming = RenamedCheckpoint(checkpoint, {renamed(name, names): name for name in checkpoint.entries})
+    layers = range(spec.model.num_layers)
+    unbiased = [i for i in layers if f"model.layers.{i}.mlp.gate.expert_bias" not in renaming.entries]
+    lacking = [f"layers.{i}.router.bias" for i in unbiased]  # all experts are equally preferred
+    return load_weights(renaming, spec.model, device=device, dtype=dtype, lacking=lacking)
 
 
 MASK_NAMES = ("<|mask|>", "<|MASK|>", "[MASK]", "<|mdm_mask|>", "<mask>")

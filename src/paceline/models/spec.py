@@ -48,6 +48,9 @@ class MoeSpec:
         shared_gate: what that MLP gives is multiplied by the sigmoid of a linear map of its input.
         scaling: factor on the chosen experts' probabilities.
         groups: experts lie in the first number of groups, of which only the second number of best ones are used.
+        sigmoid: scores are sigmoids, not a softmax over all experts. A bias of each expert, if there is one, is added
+            for choosing, not for weighing, and the best groups are those with the highest sums of two best scores.
+            Source: Ling 2.0 and LLaDA2.0 (arXiv:2512.15745).
     """
 
     experts: int
@@ -59,6 +62,7 @@ class MoeSpec:
     shared_gate: bool = False
     scaling: float = 1.0
     groups: tuple[int, int] | None = None
+    sigmoid: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,26 +304,6 @@ def attention_shape(spec: ModelSpec) -> AttentionShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoutingSpec:
-    """How a mixture of experts chooses, where it is not by a plain softmax; `ModelSpec.moe` says how many there are.
-
-    Scores are sigmoids. A bias of each expert is added for choosing, not for weighing; experts stand in groups, of
-    which those with the highest sums of two best scores may be chosen from. Source: Ling 2.0 and LLaDA2.0
-    (arXiv:2512.15745).
-
-    Attributes:
-        groups, top_groups: groups of experts, and how many of them a token may use.
-        scale: factor on the weights of the chosen experts.
-        shared: inner width of an MLP that every token goes through besides; 0 for none.
-    """
-
-    groups: int = 1
-    top_groups: int = 1
-    scale: float = 1.0
-    shared: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DenoiserSpec:
     """A bidirectional or block-causal transformer over slots.
 
@@ -329,7 +313,6 @@ class DenoiserSpec:
         eos_token_ids: tokens that end a text.
         block_length: slots of a block where attention is block-causal; None where every slot sees every other.
         shifted: the logits of a slot come from the pass at the slot left of it.
-        routing: of the mixture of experts; None is a softmax over all of them.
     """
 
     model: ModelSpec
@@ -337,7 +320,6 @@ class DenoiserSpec:
     eos_token_ids: tuple[int, ...] = ()
     block_length: int | None = None
     shifted: bool = False
-    routing: RoutingSpec | None = None
 
     @property
     def attention(self) -> Literal["full", "block"]:

@@ -44,7 +44,7 @@ class Search(ABC):
         words: options whose texts are words of the method's own. programs: options that hold programs, which run in a
             sandbox. withheld: options that change what the machine must bear. Clients of a server may give numbers,
             words and, where it is allowed, programs (`SearchConfig.of_client`); other texts may name functions, models
-            or files.
+            or files. needs_code: it cannot do without a function or another model, so that clients cannot have it.
         branches: texts that go on side by side at most.
         alive: branches that go on; with `found`, what there is where the budget ends early.
         found: texts so far.
@@ -63,6 +63,7 @@ class Search(ABC):
     words: ClassVar[frozenset[str]] = frozenset()
     programs: ClassVar[frozenset[str]] = frozenset()
     withheld: ClassVar[frozenset[str]] = frozenset()
+    needs_code: ClassVar[bool] = False
     turns: Turns | None = None
     tokenizer: Tokenizer
     runner: Runner

@@ -123,8 +123,8 @@ class Forest:
             embeddings = embedder.embed(list(mixture))
             weights = torch.tensor(list(mixture.values()), device=embeddings.device)
             inputs.append((weights @ embeddings.float()).to(embeddings.dtype))
-        states, _ = layers.run_layers(caches, tokens, trees, plan=ALL_LAYERS, hidden=torch.stack(inputs))
-        return head.head(states)
+        result = layers.run_layers(caches, tokens, trees, plan=ALL_LAYERS, hidden=torch.stack(inputs))
+        return head.head(result.states)
 
     def close(self, request_id: str | None = None) -> None:
         """Free the caches of a request's branches, or of all."""

@@ -80,6 +80,11 @@ class SearchConfig:
                     f"search option {name!r} must be made of numbers in requests to a server, which may not name "
                     "functions, models or files; leave it out"
                 )
+        if method.needs_code:
+            raise ConfigError(
+                f"search method {config.method!r} needs a function or another model, which requests to a server may "
+                "not name; give another method, as 'self_consistency'"
+            )
         config.open()
         return config
 

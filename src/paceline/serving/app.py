@@ -267,7 +267,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     batches = None if config.batch_folder is None else BatchStore(config.batch_folder)
     quotas = metered(noted, config, service.metrics.refused)
     runs = None if batches is None else _batch_runs(batches, quotas, service)
-    BatchRoutes(batches, runs, config).add(app)
+    BatchRoutes(batches, runs, config, service.limits).add(app)
     return guarded(quotas, config, service.metrics.refused)
 
 

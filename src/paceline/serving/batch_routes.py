@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Request
@@ -13,10 +13,11 @@ from pydantic import Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect
 
-from paceline.config import ServerConfig
+from paceline.config import KeyLimits, ServerConfig
 from paceline.serving.api_errors import ApiError
 from paceline.serving.batch_runs import BatchRuns
 from paceline.serving.batch_store import BatchStore, Json, page_of
+from paceline.serving.keys import NO_LIMITS
 from paceline.serving.limits import FILES
 from paceline.serving.protocol import Body
 from paceline.serving.runs import json_response, large_response
@@ -55,10 +56,13 @@ class BatchRoutes:
     Args:
         store: None where there is no folder.
         runs: likewise.
+        limits: of owners that have some of their own.
     """
 
-    def __init__(self, store: BatchStore | None, runs: BatchRuns | None, config: ServerConfig) -> None:
-        self._kept, self._running, self._most = store, runs, config.max_batch_file_bytes
+    def __init__(
+        self, store: BatchStore | None, runs: BatchRuns | None, config: ServerConfig, limits: Mapping[str, KeyLimits]
+    ) -> None:
+        self._kept, self._running, self._most, self._limits = store, runs, config.max_batch_file_bytes, limits
 
     def add(self, app: FastAPI) -> None:
         """Bind the handlers to their paths."""
@@ -90,12 +94,13 @@ class BatchRoutes:
 
     async def upload(self, http: Request) -> Response:
         """Keep a file of requests."""
-        store = self._store
+        store, owner = self._store, http.scope["owner"]
+        most_together = self._limits.get(owner, NO_LIMITS).max_file_bytes
         try:
             async with http.form(max_files=1, max_fields=8) as form:
                 file = _uploaded(form)
                 filename = (file.filename or "file.jsonl")[:MAX_NAME]
-                told = await asyncio.to_thread(store.add_file, http.scope["owner"], filename, file.file, self._most)
+                told = await asyncio.to_thread(store.add_file, owner, filename, file.file, self._most, most_together)
         except ClientDisconnect:
             raise ApiError("the body did not arrive") from None
         return json_response(told)

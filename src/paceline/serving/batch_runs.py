@@ -8,13 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from paceline.batch import BatchAnswer, BatchRequest, Requests, ResultFile, Sender, Summary, answer_all
+from paceline.batch import (
+    BatchAnswer,
+    BatchRequest,
+    DamagedLinesError,
+    Requests,
+    ResultFile,
+    Sender,
+    Summary,
+    answer_all,
+)
 from paceline.errors import PacelineError
 from paceline.serving.api_errors import ApiError
 from paceline.serving.batch_store import BatchStore
@@ -172,11 +181,13 @@ class BatchRuns:
         except BatchStoppedError:
             if record["told"]["status"] == "cancelling":
                 await self._end(record, "cancelled")
+        except DamagedLinesError as error:
+            await self._fail(record, _faults(error))
         except (PacelineError, ApiError) as error:
-            await self._fail(record, str(error))
+            await self._fail(record, [(None, str(error))])
         except Exception as error:
             logger.error("a batch has failed", exc_info=error)
-            await self._fail(record, "internal error")
+            await self._fail(record, [(None, "internal error")])
         finally:
             del self._stops[name]
 
@@ -219,7 +230,8 @@ class BatchRuns:
         """Read the requests of a batch.
 
         Raises:
-            PacelineError, ApiError: they are damaged, too many, or of another route.
+            DamagedLinesError: lines that are no requests, or the first that is for another route.
+            PacelineError, ApiError: the file cannot be read, or holds too many.
         """
         told = record["told"]
         requests = Requests(self._store.path(told["input_file_id"]))
@@ -228,7 +240,8 @@ class BatchRuns:
                 raise ApiError(f"a batch may hold at most {self._most} requests, got {len(requests)}")
             for index in range(len(requests)):
                 if (url := requests.read(index).url) != told["endpoint"]:
-                    raise ApiError(f"line {requests.line(index)} is for {url}, the batch for {told['endpoint']}")
+                    why = f"is for {url}, the batch for {told['endpoint']}"
+                    raise DamagedLinesError(requests.path, {requests.line(index): why})
         except BaseException:
             requests.close()
             raise
@@ -252,9 +265,27 @@ class BatchRuns:
         except ApiError as error:
             logger.error("batch %s has ended, but its record cannot be kept: %s", record["told"]["id"], error)
 
-    async def _fail(self, record: Json, why: str) -> None:
-        """Tell why a batch has failed, without the server's paths."""
+    async def _fail(self, record: Json, faults: Iterable[tuple[int | None, str]]) -> None:
+        """Tell why a batch has failed, without the server's paths.
+
+        Args:
+            faults: the line at fault, where it is one, and what is wrong.
+        """
+        data = [
+            {"code": "batch_failed", "line": line, "message": self._without_paths(record, why), "param": None}
+            for line, why in faults
+        ]
+        await self._end(record, "failed", errors={"object": "list", "data": data})
+
+    def _without_paths(self, record: Json, why: str) -> str:
         for name in (record["told"]["input_file_id"], record["output"], record["failures"]):
             why = why.replace(repr(str(self._store.path(name))), "the file")
-        error = {"code": "batch_failed", "line": None, "message": why, "param": None}
-        await self._end(record, "failed", errors={"object": "list", "data": [error]})
+        return why
+
+
+def _faults(error: DamagedLinesError) -> Iterator[tuple[int | None, str]]:
+    """Yield each line at fault that is told of, with what is wrong with it; last, how many more there are."""
+    for line, why in error.faults.items():
+        yield line, f"line {line} {why}"
+    if error.rest:
+        yield None, error.rest

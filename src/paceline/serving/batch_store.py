@@ -82,11 +82,12 @@ class BatchStore:
         """Return where the content of a file is."""
         return self._folder / "files" / f"{name}.jsonl"
 
-    def add_file(self, owner: str, filename: str, content: IO[bytes], most: int) -> Json:
+    def add_file(self, owner: str, filename: str, content: IO[bytes], most: int, most_together: int | None) -> Json:
         """Keep an uploaded file.
 
         Args:
             most: bytes that it may have.
+            most_together: bytes that all files of the owner may have; None for any number.
         Raises:
             ApiError: it is empty or too long, there are too many, or it cannot be written.
         """
@@ -104,13 +105,27 @@ class BatchStore:
                 os.fsync(stream.fileno())
             if not size:
                 raise ApiError("file must hold requests, got an empty one", param="file")
+            with self._change:
+                self._check_bytes(owner, size, most_together)
+                return self._new_file(owner, name, filename, "batch", size)
         except ApiError:
             self.path(name).unlink()
             raise
         except OSError as error:
             self.path(name).unlink(missing_ok=True)
             raise ApiError(f"the file cannot be kept ({error.strerror})", status=500, code="store_failed") from None
-        return self._new_file(owner, name, filename, "batch", size)
+
+    def _check_bytes(self, owner: str, size: int, most: int | None) -> None:
+        """Check that an owner may have another file of this size.
+
+        Raises:
+            ApiError: all files of this owner would have more than `most` bytes together.
+        """
+        kept = sum(file["bytes"] for file in self.files(owner))
+        if most is not None and kept + size > most:
+            why = f"all files of a key together (max_file_bytes) must be at most {most} bytes long, and are {kept}"
+            raise ApiError(f"{why} without this one of {size}; delete some", status=413, param="file",
+                           code="too_many_file_bytes")  # fmt: skip
 
     def publish(self, owner: str, name: str, filename: str) -> str | None:
         """Make what a batch has written a file of its owner; returns its id, or None where nothing was written."""

@@ -63,11 +63,15 @@ class Group:
     code: str = "unsupported_field"
 
 
+def _counts(value: Any, _: Json) -> bool:
+    """Tell whether a value is a whole number as llama-server takes it, where -1 is a word of its own."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= -1
+
+
 def _no_penalty(value: Any, body: Json) -> bool:
     penalties = [body.get(name) for name in ("presence_penalty", "frequency_penalty")]
-    return same(value, -1) or (
-        all(not penalty for penalty in penalties) and body.get("repetition_penalty") in (None, 1)
-    )
+    none = all(not penalty for penalty in penalties) and body.get("repetition_penalty") in (None, 1)
+    return same(value, -1) or (none and _counts(value, body))
 
 
 def _keeps_all(value: Any, _: Json) -> bool:
@@ -81,8 +85,9 @@ ANY: Final = Rule("any", lambda _, __: True)
 TEXT: Final = Rule("any text", lambda value, _: isinstance(value, str))
 SWITCH: Final = Rule("true, false", lambda value, _: isinstance(value, bool))
 NUMBER: Final = Rule("any number", lambda value, _: isinstance(value, int | float) and not isinstance(value, bool))
+COUNT: Final = Rule("an integer of -1 or more", _counts)
 AS_N: Final = Rule("equal to n", lambda value, body: same(value, body.get("n") or 1))
-NO_PENALTY: Final = Rule("-1; any without penalties", _no_penalty)
+NO_PENALTY: Final = Rule("-1, or without penalties an integer of -1 or more", _no_penalty)
 NO_PREWARM: Final = Rule(
     "any without prewarm", lambda value, _: isinstance(value, dict) and not value.get("prewarm", False)
 )
@@ -168,8 +173,7 @@ TABLE: Final = (
             "return_mm_kwargs": SWITCH,
             "routed_experts_prompt_start": NUMBER,
             "cache_prompt": SWITCH,
-            "id_slot": NUMBER,
-            "slot_id": NUMBER,
+            "slot_id": COUNT,
             "n_keep": NUMBER,
             "n_discard": NUMBER,
             "n_cache_reuse": NUMBER,
@@ -180,6 +184,8 @@ TABLE: Final = (
         },
         "the answer does not depend on it",
     ),
+    Group((CHAT, COMPLETIONS), {"id_slot": COUNT}, "the answer does not depend on it"),
+    Group((LLAMA,), {"id_slot": (-1,)}, "another one must be the number of a slot"),
     Group(DRAWN, {"guided_whitespace_pattern": ()}, "give structured_outputs with its whitespace_pattern"),
     Group(
         DRAWN,

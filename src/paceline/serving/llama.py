@@ -26,6 +26,7 @@ from paceline.serving.protocol import DecodingRequest, TokenizeRequest
 from paceline.serving.request_errors import named
 from paceline.serving.runs import ENCODER, Json, RequestRun, json_response, large_response
 from paceline.serving.translation import Outgoing
+from paceline.utils import shortened
 from paceline.version import __version__
 
 JobsAndReply = tuple[list[PromptJob], CompletionAnswer | ChatAnswer]
@@ -109,6 +110,11 @@ class LlamaRoutes:
         return await self._complete(request.settled(self._most(http), prompt=tokens, stop_token_ids=ends), http)
 
     async def _complete(self, request: LlamaRequest, http: Request) -> Response:
+        slots = self._llm.backend.gauges().max_running
+        if request.id_slot >= slots:
+            why = f"id_slot must be -1 for any slot, or in 0..{slots - 1}, got {shortened(request.id_slot)}"
+            raise ApiError(why, param="id_slot")
+
         async def make() -> JobsAndReply:
             async with self._jobs.turn(request.prompt):
                 jobs = await asyncio.to_thread(self._made, request, http.scope["owner"])

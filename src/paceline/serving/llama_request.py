@@ -27,13 +27,14 @@ Biases = Annotated[list[Annotated[list[Any], Field(min_length=2, max_length=2)]]
 
 class LlamaRequest(CompletionRequest):
     """Is the body of `/completion`: -1 for `n_predict` is as many tokens as the context has room for, -1 for `seed`
-    draws one.
+    draws one, -1 for `id_slot` names none. The answer does not depend on the slot, which must only be there.
     """
 
     api: ClassVar[str] = LLAMA
     prompt: Prompts | Annotated[list[str | TokenIds], QUICK]  # type: ignore[assignment]
     logit_bias: Annotated[dict[str, float], MaxLen(MAX_BIASES)] | Biases | None = None  # type: ignore[assignment]
     n_probs: Annotated[int, Field(ge=0)] = 0
+    id_slot: Annotated[int, Field(ge=-1)] = -1
     return_tokens: bool = False
     timings_per_token: bool = False
     response_fields: Texts | None = None

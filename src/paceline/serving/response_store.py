@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from paceline.errors import ConfigError
 from paceline.serving.api_errors import ApiError
+from paceline.serving.running_servers import RunningServers
 
 logger = logging.getLogger("paceline.serving")
 
@@ -80,6 +81,24 @@ OWNERS: Final = (
 )
 """Files of earlier versions lack these tables."""
 
+BEGUN: Final = (
+    "CREATE TABLE begun (id TEXT PRIMARY KEY, server TEXT NOT NULL)",
+    "CREATE TRIGGER less_begun AFTER DELETE ON responses BEGIN DELETE FROM begun WHERE id = OLD.id; END",
+)
+"""Which server answers a response that is stored and has not ended. Files of earlier versions lack this table, too."""
+
+RUNNING: Final = "in_progress"
+"""The status of a response that has not ended."""
+
+LOST: Final[dict[str, Any]] = {
+    "status": "failed",
+    "error": {
+        "code": "server_error",
+        "message": "the server ended before the answer was complete, or could not store it; send the request again",
+    },
+}
+"""What is told of a response that has not ended and that nobody answers any more."""
+
 OLDEST: Final = """SELECT min(number) FROM responses
     WHERE owner = (SELECT owner FROM owners ORDER BY bytes DESC, owner = ? DESC LIMIT 1)"""
 """The oldest response of the owner who has the most; of this one, where several have."""
@@ -91,6 +110,11 @@ class Stored:
 
     response: Json
     input: list[Json]
+
+    @property
+    def running(self) -> bool:
+        """Whether a server still answers it."""
+        return self.response.get("status") == RUNNING
 
 
 class ResponseStore:
@@ -113,6 +137,7 @@ class ResponseStore:
         self.most, self._seconds, self._lock = most, seconds, Lock()
         self._failed, self.fault = failed, ""
         self._reserve: Path | None = None
+        self._servers: RunningServers | None = None
         try:
             path = None if file is None else Path(file).expanduser()
             if path is not None:
@@ -136,6 +161,7 @@ class ResponseStore:
 
         empty = "SELECT count(*) = 0 FROM sqlite_schema"
         no_owners = "SELECT count(*) = 0 FROM sqlite_schema WHERE name = 'owners'"
+        no_begun = "SELECT count(*) = 0 FROM sqlite_schema WHERE name = 'begun'"
         if not number_of(empty) and number_of("PRAGMA application_id") != OURS:
             raise sqlite3.DatabaseError("it is another program's")
         if path is not None:
@@ -152,6 +178,10 @@ class ResponseStore:
                 self._base.execute(statement)
             for statement in OWNERS if number_of(no_owners) else ():
                 self._base.execute(statement)
+            for statement in BEGUN if number_of(no_begun) else ():
+                self._base.execute(statement)
+            if path is not None:
+                self._servers = RunningServers(path)
             self._forget(time.time())
 
     def _keep_free(self) -> None:
@@ -198,12 +228,26 @@ class ResponseStore:
     def _forget(self, now: float) -> None:
         self._base.execute("DELETE FROM responses WHERE expires <= ?", (now,))
 
+    def begin(self, owner: str, response: Json, items: list[Json]) -> None:
+        """Keep a response that this server has begun to answer, unless it has ended already: should the server end
+        before it, it is found, as failed. What is in memory ends with the server, and has no such beginnings.
+
+        Raises:
+            ApiError: as `put`.
+        """
+        if self._servers is not None:
+            self._write(owner, response, items, self._servers.own)
+
     def put(self, owner: str, response: Json, items: list[Json]) -> None:
-        """Keep a response; what it displaces is forgotten.
+        """Keep a response that has ended; what it displaces is forgotten.
 
         Raises:
             ApiError: it is too large, could only displace responses of owners who have less, or cannot be written.
         """
+        self._write(owner, response, items, None)
+
+    def _write(self, owner: str, response: Json, items: list[Json], server: str | None) -> None:
+        """Keep a response, which `server` answers; None where it has ended."""
         texts = [_dumped(response), _dumped(items)]
         size = sum(map(len, texts))
         if size > self.most:
@@ -213,9 +257,15 @@ class ResponseStore:
         row = (response["id"], owner, now + self._seconds, size, *texts)
         with self._told(), self._change():
             self._forget(now)
+            if server is None:
+                self._base.execute("DELETE FROM responses WHERE id = ?", row[:1])
+            elif self._base.execute("SELECT 1 FROM responses WHERE id = ?", row[:1]).fetchone():
+                return
             added = self._base.execute(
                 "INSERT INTO responses (id, owner, expires, bytes, response, input) VALUES (?, ?, ?, ?, ?, ?)", row
             ).lastrowid
+            if server is not None:
+                self._base.execute("INSERT INTO begun VALUES (?, ?)", (response["id"], server))
             while self._base.execute("SELECT bytes FROM total").fetchone()[0] > self.most:
                 (oldest,) = self._base.execute(OLDEST, (owner,)).fetchone()
                 if oldest == added:
@@ -228,14 +278,29 @@ class ResponseStore:
         """Tell whether a response to this input may be kept at all."""
         return len(_dumped(items)) <= self.most
 
-    def get(self, owner: str, name: str) -> Stored | None:
-        """Return a response of this owner; None where there is none."""
+    def get(self, owner: str, name: str, *, running: bool = False) -> Stored | None:
+        """Return a response of this owner; None where there is none. One that has not ended, and that no server
+        answers any more, has failed.
+
+        Args:
+            running: this server answers it.
+        """
         if not name.isascii():  # as no id is; SQLite takes no halves of characters
             return None
-        asked = "SELECT response, input FROM responses WHERE id = ? AND owner = ? AND expires > ?"
+        asked = """SELECT response, input, server FROM responses LEFT JOIN begun USING (id)
+            WHERE id = ? AND owner = ? AND expires > ?"""
         with self._told(), self._lock:
             row = self._base.execute(asked, (name, owner, time.time())).fetchone()
-        return None if row is None else Stored(json.loads(row[0]), json.loads(row[1]))
+        if row is None:
+            return None
+        stored, server = Stored(json.loads(row[0]), json.loads(row[1])), row[2]
+        if server is not None and not running and not self._answers(server):
+            stored.response |= LOST
+        return stored
+
+    def _answers(self, server: str) -> bool:
+        """Tell whether another server still runs."""
+        return self._servers is not None and server != self._servers.own and self._servers.runs(server)
 
     def delete(self, owner: str, name: str) -> bool:
         """Forget a response; returns whether there was one."""
@@ -286,6 +351,8 @@ class ResponseStore:
         """Let go of the file."""
         with self._lock:
             self._base.close()
+        if self._servers is not None:
+            self._servers.close()
 
 
 def _dumped(value: Any) -> str:

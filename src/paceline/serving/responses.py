@@ -21,13 +21,14 @@ from paceline.serving.entrance import COMPACT
 from paceline.serving.protocol import ChatRequest
 from paceline.serving.response_items import new_id
 from paceline.serving.response_request import CHAT_NAMES, ResponseRequest, response_usage
-from paceline.serving.response_store import ResponseStore, Stored
+from paceline.serving.response_store import RUNNING, ResponseStore, Stored
 from paceline.serving.runs import Json, RequestRun, json_response, large_response
 from paceline.serving.sealed import sealed
 from paceline.serving.translation import ChatHandler, ChatPiece, Translation
 from paceline.utils import shortened
 
 CANCELLED: Final = "cancelled"
+
 PATIENCE: Final = 10.0
 """A cancelled response is waited for so many seconds."""
 
@@ -54,7 +55,7 @@ class ResponseTranslation(Translation):
         self._text: list[str] = []
         self._chat_logprobs: list[Json] = []
         self._logprobs: list[Json] = []
-        self._ended: Json = {"status": "in_progress"}
+        self._ended: Json = {"status": RUNNING}
         self._unstored: Json = {}
         self.over, self.begun = asyncio.Event(), asyncio.Event()
 
@@ -84,7 +85,7 @@ class ResponseTranslation(Translation):
     def _usage(self) -> Json | None:
         """Return the counts of tokens, in the words of this API; None before the end."""
         chat = self.run.usage
-        if self._ended["status"] == "in_progress" or not chat["prompt_tokens"]:
+        if self._ended["status"] == RUNNING or not chat["prompt_tokens"]:
             return None
         return response_usage(chat, self.thoughts)
 
@@ -190,6 +191,18 @@ class ResponseTranslation(Translation):
             self._unstored = {"store": False, "store_error": error.message}
         self.over.set()
 
+    async def keep_beginning(self) -> None:
+        """Store that it has begun, so that it does not vanish with the server.
+
+        Raises:
+            ApiError: it cannot be stored, and is ended.
+        """
+        try:
+            await asyncio.to_thread(self._routes.store.begin, self._owner, self.body(), self._items)
+        except ApiError as error:
+            self.run.stop(error)
+            raise
+
     async def _gathered(self) -> Json:
         try:
             return await super()._gathered()
@@ -277,6 +290,7 @@ class ResponseRoutes:
             return task.result()
         live = translation.result()
         await live.begun.wait()
+        await live.keep_beginning()
         return await large_response(live.body())
 
     async def close(self) -> None:
@@ -299,9 +313,12 @@ class ResponseRoutes:
         """Return the items of the turns that end with a stored response; none without one."""
         if previous is None:
             return []
-        stored = await asyncio.to_thread(self.store.get, http.scope["owner"], previous)
+        stored = await self._found(previous, http)
         if stored is None:
             raise _missing(previous, param="previous_response_id", code="previous_response_not_found")
+        if stored.running:
+            why = f"the response {shortened(previous)} has not ended; go on from it when it has"
+            raise ApiError(why, param="previous_response_id", code="response_running")
         return stored.input + list[Json](stored.response["output"])
 
     async def retrieve(self, name: str, http: Request) -> Response:
@@ -320,7 +337,10 @@ class ResponseRoutes:
             with suppress(TimeoutError):  # of a client that does not read its stream
                 await asyncio.wait_for(live.over.wait(), PATIENCE)
             return await large_response(live.body())
-        response = (await self._stored(name, http)).response
+        stored = await self._stored(name, http)
+        response = stored.response
+        if stored.running:
+            raise _elsewhere(name)
         if response["status"] != CANCELLED:
             why = f"the response {name!r} has ended ({response['status']}); only what runs can be cancelled"
             raise ApiError(why, param="response_id", code="response_not_running")
@@ -331,6 +351,8 @@ class ResponseRoutes:
         owner = http.scope["owner"]
         if (owner, name) in self.running and not self.running[owner, name].over.is_set():
             raise ApiError(f"the response {name!r} is running; cancel it first", status=409, param="response_id")
+        if (await self._stored(name, http)).running:
+            raise _elsewhere(name)
         if not await asyncio.to_thread(self.store.delete, owner, name):
             raise _missing(name)
         return json_response({"id": name, "object": "response", "deleted": True})
@@ -358,10 +380,20 @@ class ResponseRoutes:
         return await large_response(told)
 
     async def _stored(self, name: str, http: Request) -> Stored:
-        stored = await asyncio.to_thread(self.store.get, http.scope["owner"], name)
-        if stored is None:
+        """Return a stored response. Of replicas, the one that answers it is the only one that tells of it meanwhile.
+
+        Raises:
+            ApiError: there is none.
+        """
+        stored = await self._found(name, http)
+        if stored is None or (stored.running and http.scope.get("relayed")):
             raise _missing(name)
         return stored
+
+    async def _found(self, name: str, http: Request) -> Stored | None:
+        """Return a stored response of the owner of a request; None where there is none."""
+        owner = http.scope["owner"]
+        return await asyncio.to_thread(self.store.get, owner, name, running=(owner, name) in self.running)
 
 
 async def _nothing_comes() -> Message:
@@ -372,6 +404,11 @@ async def _nothing_comes() -> Message:
 
 def _missing(name: str, param: str = "response_id", code: str = "response_not_found") -> ApiError:
     return ApiError(f"no response {shortened(name)} is stored here", status=404, param=param, code=code)
+
+
+def _elsewhere(name: str) -> ApiError:
+    why = f"the response {name!r} runs in another server, which shares the file of responses; cancel it there"
+    return ApiError(why, status=409, param="response_id", code="response_elsewhere")
 
 
 def _only(http: Request, names: Sequence[str]) -> None:

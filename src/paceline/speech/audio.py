@@ -26,6 +26,8 @@ from paceline.errors import ConfigError, PromptError
 from paceline.utils import integer, number
 
 Samples = npt.NDArray[np.float32]
+AudioSource = str | Path | bytes | npt.NDArray[Any]
+"""The path of a file, its bytes, or samples: (n,) or (n, channels), of floats in -1..1, int16 or int32."""
 
 SAMPLE_RATE: Final = 16_000
 MOST_REASON: Final = 300
@@ -60,7 +62,7 @@ class AudioLimits:
 
 
 def load_audio(
-    source: str | Path | bytes | npt.NDArray[Any],
+    source: AudioSource,
     *,
     sample_rate: int = SAMPLE_RATE,
     limits: AudioLimits | None = None,

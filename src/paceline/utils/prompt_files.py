@@ -31,6 +31,9 @@ from paceline.utils.traces import Arrival, parse_trace
 
 PROMPT_FORMATS = ("spec-bench", "mt-bench", "mt-redundant", "humaneval", "gsm8k", "jsonl", "text", "trace")
 MT_BENCH_TASKS = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
+PLAIN_KEYS = "'prompt' (a message), 'text' (to go on with) or 'messages' (a conversation)"
+"""A row of the format jsonl has one of them."""
+
 MOST_BYTES = 256 * 1024 * 1024
 
 Row = Mapping[str, Any]
@@ -142,7 +145,7 @@ def read_prompts(path: Path, format: str | None = None) -> Workload:
         except (KeyError, TypeError, ValueError) as error:
             why = f"no key {error}" if isinstance(error, KeyError) else str(error)
             what = f"{path.name!r} row {number} is not in the format {format} ({why})"
-            raise PromptError(f"{what}; name another as FORMAT=PATH") from None
+            raise PromptError(f"{what}; mend the row, or name another format, in `bench` as FORMAT=PATH") from None
     return _workload(path, format, conversations)
 
 
@@ -167,7 +170,8 @@ def recognise(rows: Sequence[Row], path: Path) -> str:
         return "gsm8k"
     keys = ", ".join(sorted(map(str, first)))[:100]
     raise PromptError(
-        f"{path.name!r} is in no known format (its first row has the keys {keys}); give {', '.join(PROMPT_FORMATS)}"
+        f"{path.name!r} is in no known format (its first row has the keys {keys}); give each row {PLAIN_KEYS}, or the "
+        f"keys of {', '.join(PROMPT_FORMATS[:5])}"
     )
 
 
@@ -278,6 +282,8 @@ def _plain(row: Row, number: int) -> Conversation:
         )  # fmt: skip
     if "prompt" in row:
         return Conversation(id=name, task=task, turns=(_words(row["prompt"], "prompt"),))
+    if "text" not in row:
+        raise ValueError(f"its keys are {', '.join(sorted(map(str, row)))[:100]}; it needs {PLAIN_KEYS}")
     return Conversation(id=name, task=task, turns=(_words(row["text"], "text"),), chat=False)
 
 

@@ -82,7 +82,7 @@ def described(error: BaseException) -> str:
 
 def number(name: str, value: object, low: float, high: float, rule: str, *, open_low: bool = False) -> None:
     """Raise ConfigError unless `value` is a number in low..high (without `low` itself if `open_low`)."""
-    _plain(name, value)
+    _plain(name, value, rule)
     fine = isinstance(value, int | float) and not isinstance(value, bool)
     need(
         not isinstance(value, int) or abs(value) <= MAX_COUNT,
@@ -97,16 +97,26 @@ def number(name: str, value: object, low: float, high: float, rule: str, *, open
 
 def integer(name: str, value: object, low: int, high: int = MAX_COUNT) -> None:
     """Raise ConfigError unless `value` is an integer in low..high."""
-    _plain(name, value)
-    fine = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
     unbounded = high == MAX_COUNT and not (isinstance(value, int) and value > high)
-    need(fine, name, f"be an integer of {low} or more" if unbounded else f"be an integer in {low}..{high}", value)
+    rule = f"be an integer of {low} or more" if unbounded else f"be an integer in {low}..{high}"
+    _plain(name, value, rule)
+    need(isinstance(value, int) and not isinstance(value, bool) and low <= value <= high, name, rule, value)
 
 
-def _plain(name: str, value: object) -> None:
-    """Name what would look right in a message: a number of NumPy or PyTorch."""
+def _plain(name: str, value: object, rule: str) -> None:
+    """Name what would look right in a message: a number of NumPy or PyTorch, or one in quotes."""
     foreign = hasattr(value, "item") and not isinstance(value, int | float)
     need(not foreign, name, "be a plain number of Python's (x.item() makes one)", value)
+    if isinstance(value, str) and _is_number(value):
+        raise ConfigError(f"{name} must {rule}, got the text {shortened(value)}; leave the quotes out")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def choice(name: str, value: object, known: Sequence[str], *, optional: bool = False) -> None:

@@ -101,11 +101,9 @@ def deepen(runner: LayeredRunner, states: Sequence[ExitState], index: int, exits
     computed = [state.done[index] for state in states]
     roots = [state.inputs[0] for state in states]
     plan = LayerPlan(first=first, stop=exits[index])
-    states_after, _ = runner.run_layers(
-        [s.cache for s in states], roots, trees, plan=plan, hidden=hidden, computed=computed
-    )
+    after = runner.run_layers([s.cache for s in states], roots, trees, plan=plan, hidden=hidden, computed=computed)
     counts = [len(state.inputs) - done for state, done in zip(states, computed, strict=True)]
-    parts = states_after.split(counts)
+    parts = after.states.split(counts)
     for state, part in zip(states, parts, strict=True):
         if index:
             state.states[index - 1] = None

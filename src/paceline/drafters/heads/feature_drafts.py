@@ -9,6 +9,7 @@ embeddings: they are relative.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import Final, cast
@@ -22,6 +23,7 @@ from paceline.drafters.growth.base import Growth, as_tree, grow, inputs_of
 from paceline.drafters.heads.cached_drafter import CachedState
 from paceline.drafters.heads.head_drafter import DraftVocabulary
 from paceline.drafters.heads.tapped_states import TappedStates
+from paceline.models import PassResult
 from paceline.models.runners import FeatureHead
 from paceline.models.state import NativeCache
 from paceline.tree import EMPTY_TREE, ROOT, TokenTree
@@ -78,18 +80,19 @@ class FeatureDrafts:
         """One chain per state: a pass a level for all of them."""
         self.catch_up(states)
         counts = [state.states.count for state in states]
-        logits, hidden = self._first(states)
+        result = self._first(states)
         active = list(range(len(states)))
         while True:
-            self._vocabulary.add_level([drafts[i] for i in active], logits)
+            self._vocabulary.add_level([drafts[i] for i in active], result.logits)
             on = [k for k, i in enumerate(active) if drafts[i].wants_more]
             if not on:
                 return [draft.tree(self._source) for draft in drafts]
-            active, hidden = [active[k] for k in on], hidden if len(on) == len(active) else hidden[on]
+            behind = result.states if len(on) == len(active) else result.states[on]
+            active = [active[k] for k in on]
             fed = [counts[i] + len(drafts[i].tokens) for i in active]
-            logits, hidden = self.head.step(
+            result = self.head.step(
                 [states[i].cache for i in active], [chain(count) for count in fed], [count - 1 for count in fed],
-                tokens=[drafts[i].tokens[-1] for i in active], states=hidden, picked=range(len(active)),
+                tokens=[drafts[i].tokens[-1] for i in active], states=behind, picked=range(len(active)),
             )  # fmt: skip
 
     def trees(self, drafts: Sequence[Growth]) -> list[TokenTree]:
@@ -122,18 +125,16 @@ class FeatureDrafts:
         state.states.drop(state.kept)
         state.kept = 0
 
-    def _first(self, states: Sequence[FeatureState]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _first(self, states: Sequence[FeatureState]) -> PassResult:
         """Logits (b, n) and states (b, hidden) behind each text."""
         counts = [state.states.count for state in states]
         last = [stop - 1 for stop in accumulate(counts)]
-        logits, hidden = self._feed(states, counts, last)
+        result = self._feed(states, counts, last)
         for state, count in zip(states, counts, strict=True):
             state.kept = count
-        return logits, hidden if len(hidden) == len(states) else hidden[last]
+        return result if len(result.states) == len(states) else replace(result, states=result.states[last])
 
-    def _feed(
-        self, states: Sequence[FeatureState], counts: Sequence[int], picked: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _feed(self, states: Sequence[FeatureState], counts: Sequence[int], picked: Sequence[int]) -> PassResult:
         """Feed the first of what each cache lacks, as a chain in scratch."""
         rows = [state.states.all()[:count] for state, count in zip(states, counts, strict=True)]
         return self.head.step(
@@ -147,10 +148,10 @@ class FeatureDrafts:
         states = [cast(FeatureState, draft.state) for draft in drafts]
         inputs = [inputs_of(draft, state) for draft, state in zip(drafts, states, strict=True)]
         if drafts[0].front == [ROOT]:
-            logits, new = self._first(states)
-            for draft, row in zip(drafts, new.split(1), strict=True):
+            result = self._first(states)
+            for draft, row in zip(drafts, result.states.split(1), strict=True):
                 behind[id(draft)] = row.expand(draft.fed[ROOT] + 1, -1)  # of these, the last one alone has children
-            parts = logits.split(1)
+            parts = result.logits.split(1)
         else:
             fed = [len(state.fed_tokens) for state in states]
             before = [
@@ -159,14 +160,14 @@ class FeatureDrafts:
             ]
             trees = [as_tree(tokens[1:], [parent - 1 for parent in parents[1:]]) for tokens, parents in inputs]
             counts = [len(draft.front) for draft in drafts]
-            logits, new = self.head.step(
+            result = self.head.step(
                 [state.cache for state in states], trees, fed,
                 tokens=[token for tokens, count in zip(inputs, counts, strict=True) for token in tokens[0][-count:]],
                 states=torch.cat(before), picked=range(sum(counts)),
             )  # fmt: skip
-            for draft, rows in zip(drafts, new.split(counts), strict=True):
+            for draft, rows in zip(drafts, result.states.split(counts), strict=True):
                 behind[id(draft)] = torch.cat((behind[id(draft)], rows))
-            parts = logits.split(counts)
+            parts = result.logits.split(counts)
         for state, (tokens, parents) in zip(states, inputs, strict=True):
             state.fed_tokens, state.fed_parents = tokens, parents
         return [self._vocabulary.fitted(rows) for rows in parts]

@@ -31,10 +31,11 @@ class PathDrafts:
         memory, active, depth = self.head.begin(states), list(drafts), 0
         while active:
             last = [draft.tokens[-1] if draft.tokens else draft.context.tokens[-1] for draft in active]
-            logits, memory = self.head.step(memory, last, depth)
-            self._vocabulary.add_level(active, logits)
+            step = self.head.step(memory, last, depth)
+            self._vocabulary.add_level(active, step.logits)
             on = [i for i, draft in enumerate(active) if draft.wants_more]
-            active, memory, depth = [active[i] for i in on], memory if len(on) == len(active) else memory[on], depth + 1
+            memory, depth = step.memory if len(on) == len(active) else step.memory[on], depth + 1
+            active = [active[i] for i in on]
         return [draft.tree(self._source) for draft in drafts]
 
     def trees(self, states: torch.Tensor, drafts: Sequence[Growth]) -> list[TokenTree]:
@@ -80,6 +81,6 @@ class _Reading:
 
     def _read(self, keys: Sequence[tuple[int, Path]], depth: int) -> None:
         memory = torch.cat([self._memory[draft, path[:-1]] for draft, path in keys])
-        logits, memory = self._head.step(memory, [path[-1] for _, path in keys], depth)
-        self._rows.update(zip(keys, self._vocabulary.fitted(logits).split(1), strict=True))
-        self._memory.update(zip(keys, memory.split(1), strict=True))
+        step = self._head.step(memory, [path[-1] for _, path in keys], depth)
+        self._rows.update(zip(keys, self._vocabulary.fitted(step.logits).split(1), strict=True))
+        self._memory.update(zip(keys, step.memory.split(1), strict=True))

@@ -21,7 +21,7 @@ from paceline.drafters.common.bases import SampleMethod, check_method, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
 from paceline.drafters.common.draft_state import agreed
 from paceline.errors import CapabilityError, DrafterError
-from paceline.models import LayerPlan, Runner, SequenceCache
+from paceline.models import LayerPlan, PassResult, Runner, SequenceCache
 from paceline.models.runners import LayerDrafts, layer_drafts_of, resuming_pays
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree
 from paceline.utils import need
@@ -236,8 +236,8 @@ class SelfDrafter(Drafter, Generic[S]):
 
     def _level(
         self, states: Sequence[S], caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(r, v) logits after each sequence's last input, and (r, hidden) states if they are to be kept; see
+    ) -> PassResult:
+        """Logits (r, v) after each sequence's last input, and states (r, hidden) if they are to be kept; see
         `LayerDrafts.step`.
         """
         return self.drafts.step(caches, inputs, plan, states=self.resumes)
@@ -251,10 +251,10 @@ class SelfDrafter(Drafter, Generic[S]):
         )
         while active:
             states, inputs = [cast(S, draft.state) for draft in active], [draft.inputs for draft in active]
-            logits, hidden = self._level(states, [caches[draft.position] for draft in active], inputs, plan)
-            for draft, row in zip(active, hidden.split(1), strict=False):
+            result = self._level(states, [caches[draft.position] for draft in active], inputs, plan)
+            for draft, row in zip(active, result.states.split(1), strict=False):
                 draft.hidden.append(row)
-            self._add(active, logits)
+            self._add(active, result.logits)
             active = [draft for draft in active if draft.wants_more]
         for draft in drafts if self.resumes else ():
             cache = caches[draft.position]

@@ -22,7 +22,7 @@ from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.common.draft_state import agreed
 from paceline.drafters.self.base import ActiveDraft, DraftPlan, SelfDrafter, SelfState
 from paceline.drafters.self.skip_replay import has_room, replayed
-from paceline.models import LayerPlan, SequenceCache
+from paceline.models import LayerPlan, PassResult, SequenceCache
 from paceline.models.runners import Adapter
 from paceline.models.state import NativeCache
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
@@ -168,7 +168,7 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         if not left:
             return
         caches, inputs = [kept.cache for _, kept in left], [kept.inputs for _, kept in left]
-        exits = self.drafts.step(caches, inputs, self._drafting.plan, states=True, logits=False)[1]
+        exits = self.drafts.step(caches, inputs, self._drafting.plan, states=True, logits=False).states
         for (state, kept), row in zip(left, exits.split(1), strict=True):
             state.kept = replace(kept, states=torch.cat((kept.states, row)))
 
@@ -178,12 +178,12 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         caches: Sequence[SequenceCache],
         inputs: Sequence[Sequence[int]],
         plan: LayerPlan,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> PassResult:
         first = len(inputs[0]) == 1
         if first:
             for state, cache in zip(states, caches, strict=True):
                 self._follow(state, cache)
-        exits = self.drafts.step(caches, inputs, plan, states=True, logits=False)[1]
+        exits = self.drafts.step(caches, inputs, plan, states=True, logits=False).states
         adapter_caches = [state.adapter_cache for state in states]
         if first:
             adapted = self.adapter.extend(
@@ -193,7 +193,7 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
                 state.waiting = self._none
         else:
             adapted = self.adapter.ahead(adapter_caches, [len(tokens) - 1 for tokens in inputs], exits)
-        return self.drafts.head(adapted, norm=False), exits if self.resumes else self._none
+        return PassResult(self.drafts.head(adapted, norm=False), exits if self.resumes else self._none)
 
     def _has_room(self, state: KangarooState) -> bool:
         """Whether tokens whose states are missing can be replayed."""

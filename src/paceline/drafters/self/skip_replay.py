@@ -43,9 +43,9 @@ def replayed(
 
 def _passed(runner: RunsLayers, copy: SequenceCache, tokens: Sequence[int], plan: LayerPlan) -> torch.Tensor:
     """States of one pass over the next tokens of a copy, which then holds them."""
-    states, _ = runner.run_layers([copy], [tokens[0]], [TokenTree.chain(tokens[1:])], plan=plan)
+    result = runner.run_layers([copy], [tokens[0]], [TokenTree.chain(tokens[1:])], plan=plan)
     runner.commit([copy], [tuple(range(len(tokens) - 1))])
-    return states
+    return result.states
 
 
 def has_room(runner: Runner, tokens: int) -> bool:

@@ -1,4 +1,7 @@
-"""Which slots of a canvas a pass of a diffusion language model attends to, and that attention.
+"""Which slots of a canvas a pass of a diffusion language model attends to, and that attention (`CanvasStep`).
+
+Queries and keys are rotated here, not by the layer: in float32, or float64 for a float64 model, whatever the dtype of
+the activations.
 
 Where attention is block-causal, every block's attention is a product of its own, over keys in the order of their
 slots: a block's bits are the same whether the blocks before it are computed in the same pass or read from a cache.
@@ -14,6 +17,8 @@ import torch
 from torch.nn import functional as F
 
 from paceline.models.denoiser_base import Call, Ints
+from paceline.models.spec import AttentionShape
+from paceline.models.state.slot_cache import NativeSlotCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +78,58 @@ def _by_block(
     return AttentionView(stored, torch.from_numpy(order).to(device), tuple(groups))
 
 
-def attend(
+class CanvasStep:
+    """The attention of one call, as `models.attention.tree_attention.AttentionStep` has it.
+
+    Args:
+        rotation: cosines and sines (q, 1, dims) of the call's slots.
+        cache: read and written where the call says so.
+        write: (q,) slots that keys and values are stored at, or None.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        view: AttentionView,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        cache: NativeSlotCache | None,
+        write: torch.Tensor | None,
+    ) -> None:
+        self._view, self._rotation, self._cache, self._write = view, rotation, cache, write
+        self._sizes, self._scale = (shape.heads, shape.kv_heads, shape.kv_heads), shape.scale
+
+    def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        """See `AttentionStep`; denoisers have no sinks."""
+        assert sinks is None, "attention over a canvas has no sinks"
+        view, cache = self._view, self._cache
+        q, k, v = qkv.split(self._sizes, 1)
+        q, k = rotate(q, self._rotation), rotate(k, self._rotation)
+        keys, values = k, v
+        if cache is not None and view.read is not None:
+            keys = torch.cat((cache.keys[layer].index_select(0, view.read), k))
+            values = torch.cat((cache.values[layer].index_select(0, view.read), v))
+        if view.order is not None:
+            keys, values = keys.index_select(0, view.order), values.index_select(0, view.order)
+        if cache is not None and self._write is not None:
+            cache.keys[layer].index_copy_(0, self._write, k)
+            cache.values[layer].index_copy_(0, self._write, v)
+        return attend_groups(q, keys, values, view.groups, self._scale)
+
+
+def rotate(heads: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rotary embedding of (r, heads, head dim), pairs being (i, i + dims / 2); dims beyond the table pass unchanged."""
+    cos, sin = rotation
+    dims = cos.shape[-1]
+    turned, rest = heads[..., :dims].to(cos.dtype), heads[..., dims:]
+    first, second = turned.chunk(2, -1)
+    out = (turned * cos + torch.cat((-second, first), -1) * sin).to(heads.dtype)
+    return torch.cat((out, rest), -1) if rest.shape[-1] else out
+
+
+def attend_groups(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, groups: Sequence[QueryGroup], scale: float
 ) -> torch.Tensor:
-    """Attention of queries (r, h, d) over keys and values (s, kv, d), with h a multiple of kv: (r, h * d)."""
+    """Attention of queries (r, g * h, d), see `AttentionStep`, over keys and values (s, h, d): (r, g * h * d)."""
     if len(groups) == 1 and groups[0].rows is None:
         return _attend(q, k, v, groups[0].mask, scale)
     out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
@@ -88,7 +141,7 @@ def attend(
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
     share = q.shape[1] // k.shape[1]
     if share > 1:
-        k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+        k, v = k.repeat(1, share, 1), v.repeat(1, share, 1)
     q_, k_, v_ = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
     out: torch.Tensor = F.scaled_dot_product_attention(q_, k_, v_, attn_mask=mask, scale=scale)
     return out[0].transpose(0, 1).reshape(q.shape[0], -1)

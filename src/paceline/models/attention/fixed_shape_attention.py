@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.models.attention.segments import first_in_window
 from paceline.models.attention.strict_attention import sinks_of_rows
 from paceline.models.attention.tree_attention import attention
 from paceline.models.cuda.partial_attention import CHUNK, PartialOutput, by_definition, far, merged, prefix_attention
@@ -65,15 +66,18 @@ class ChunkedPrefixStep:
         batch, whole = len(slots), slots.shape[1] // CHUNK
         count = whole if window is None else min(whole, -(-window // CHUNK) + 1)
         first = (
-            torch.zeros_like(lengths) if window is None else ((lengths + 1 - window) // CHUNK).clamp(0, whole - count)
+            torch.zeros_like(lengths)
+            if window is None
+            else (first_in_window(lengths, window) // CHUNK).clamp(0, whole - count)
         )
         chunks = first.unsqueeze(1) + torch.arange(count, device=slots.device)
         keys = chunks.unsqueeze(-1) * CHUNK + torch.arange(CHUNK, device=slots.device)
         seen = (keys < lengths.view(-1, 1, 1)).unsqueeze(2)
         tree = buffers["sees"].bool()
         if window is not None:
-            seen = seen & (keys.unsqueeze(2) > positions.view(batch, 1, -1, 1) - window)
-            tree = tree & ((lengths.unsqueeze(1) + buffers["depths"]).unsqueeze(1) > positions.unsqueeze(2) - window)
+            low = first_in_window(positions, window)
+            seen = seen & (keys.unsqueeze(2) >= low.view(batch, 1, -1, 1))
+            tree = tree & ((lengths.unsqueeze(1) + buffers["depths"]).unsqueeze(1) >= low.unsqueeze(2))
         return _PrefixMasks(
             slots.view(batch, whole, CHUNK).gather(1, chunks.unsqueeze(-1).expand(-1, -1, CHUNK)),
             self._mask(seen.flatten(0, 1), dtype),
@@ -153,10 +157,10 @@ def padded_masks(
     node = behind.clamp(0, inputs - 1)
     of_tree = sees.bool().gather(2, node.unsqueeze(1).expand(batch, rows, slots)) & (behind < inputs).unsqueeze(1)
     visible = torch.where((behind < 0).unsqueeze(1), True, of_tree)
-    key = torch.where(behind < 0, slot, lengths.unsqueeze(1) + depths.gather(1, node))
+    key = torch.where(behind < 0, slot, lengths.unsqueeze(1) + depths.gather(1, node)).unsqueeze(1)
     masks = []
     for window in shape.windows:
-        near = visible if window is None else visible & (key.unsqueeze(1) > positions.unsqueeze(2) - window)
+        near = visible if window is None else visible & (key >= first_in_window(positions, window).unsqueeze(2))
         mask = torch.zeros(near.shape, dtype=dtype, device=slot.device).masked_fill_(~near, -torch.inf)
         masks.append(
             mask.unsqueeze(2).expand(batch, rows, shape.groups, slots).reshape(batch, 1, rows * shape.groups, slots)

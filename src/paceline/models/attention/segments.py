@@ -1,19 +1,35 @@
-"""One sequence's part of a forward pass: which inputs are fed, at which positions, what they see of each other."""
+"""One sequence's part of a forward pass, and who sees what in it: the one description of which inputs are fed, at which
+positions, and what they see of the committed text and of each other.
+
+Every kind of pass makes its own form of it: masks (tree_attention), chunks (strict_attention), buffers that a captured
+graph reads (fixed_shape_attention), lists of slots for compiled code (slot_lists).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from paceline.errors import ConfigError
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.cross_memory import CrossMemory
 from paceline.models.state.parts import State, keys_of, memory_of_source
-from paceline.models.state.window_slots import BLOCK
+from paceline.models.state.window_slots import Ints
 from paceline.tree import EMPTY_TREE, TokenTree
+
+Bools = npt.NDArray[np.bool_]
+Position = TypeVar("Position", int, Ints, torch.Tensor)
+
+
+def first_in_window(position: Position, window: int) -> Position:
+    """The first position in the window of a row at `position`; below 0 where the window begins before the text."""
+    return position + (1 - window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +38,23 @@ class TreeShape:
 
     Attributes:
         depths: (slots,) position of each input behind the committed length.
-        sees: (slots, slots) bool, which inputs an input attends to, itself included.
+        sees: (slots, slots), which inputs an input attends to, itself included.
     """
 
-    depths: np.ndarray[tuple[int], np.dtype[np.int64]]
-    sees: np.ndarray[tuple[int, int], np.dtype[np.bool_]]
+    depths: Ints
+    sees: Bools
 
-    def until(self, stop: int) -> TreeShape:
-        """Of the first `stop` inputs."""
-        return TreeShape(self.depths[:stop], self.sees[:stop, :stop])
+
+class Visible(NamedTuple):
+    """What the fed rows of a segment see in layers of one window kind: committed positions from `first` on, and inputs.
+
+    Attributes:
+        first: (rows,) first position in each row's window, which may lie behind the committed text.
+        inputs: (rows, slots), which inputs each row sees.
+    """
+
+    first: Ints
+    inputs: Bools
 
 
 @dataclass(slots=True)
@@ -41,7 +65,7 @@ class Segment:
         cache: committed tokens, `length` of them, with room for `slots` more.
         slots: how many the pending root and nodes take, or the chunk; input i lives in that of position length + i.
         done: the first `done` inputs are in their slots already; rows are fed for the rest.
-        tree: of inputs that branch; None for a chain.
+        tree: of inputs that branch; None for a chain, of which a row sees all positions of its window up to its own.
         memory: what the rows see of their source; None where there is none.
     """
 
@@ -55,6 +79,15 @@ class Segment:
     def rows(self) -> int:
         return self.slots - self.done
 
+    @property
+    def depths(self) -> Ints:
+        """See `TreeShape`; of a chain too, as is `sees`."""
+        return np.arange(self.slots) if self.tree is None else self.tree.depths
+
+    @property
+    def sees(self) -> Bools:
+        return np.tri(self.slots, dtype=np.bool_) if self.tree is None else self.tree.sees
+
     def positions(self) -> range | list[int]:
         """Positions of the fed rows."""
         length = self.cache.length
@@ -62,21 +95,21 @@ class Segment:
             return range(length + self.done, length + self.slots)
         return (self.tree.depths[self.done :] + length).tolist()  # type: ignore[no-any-return]  # numpy types tolist as Any
 
+    def visible(self, window: int | None) -> Visible:
+        """What the fed rows see in layers with this window, or with none."""
+        inputs = self.sees[self.done :]
+        if window is None:
+            return Visible(np.zeros(self.rows, np.int64), inputs)
+        positions = self.depths + self.cache.length
+        first = np.maximum(first_in_window(positions[self.done :], window), 0)
+        return Visible(first, inputs & (positions >= first[:, None]))
 
-def reach(segment: Segment) -> int:
-    """Number of positions from 0 to the deepest fed row."""
-    depth = segment.slots - 1 if segment.tree is None else int(segment.tree.depths.max())
-    return segment.cache.length + depth + 1
-
-
-def span(segment: Segment, window: int | None) -> tuple[int, int]:
-    """Positions [start, stop) that the fed rows may see, on block borders."""
-    stop = -(-(segment.cache.length + segment.slots) // BLOCK) * BLOCK
-    if window is None:
-        return 0, stop
-    first = segment.cache.length + (segment.done if segment.tree is None else 0)
-    start = max(0, first - window + 1) // BLOCK * BLOCK
-    return min(start, segment.cache.length // BLOCK * BLOCK), stop
+    def part(self, first: int, stop: int) -> Segment:
+        """Inputs first .. stop - 1 as the rows of a pass of their own, those before them being in their slots."""
+        if first == self.done and stop == self.slots:
+            return self
+        tree = None if self.tree is None else TreeShape(self.depths[:stop], self.sees[:stop, :stop])
+        return Segment(self.cache, stop, first, tree, self.memory)
 
 
 def chunk(state: State, rows: int) -> Segment:
@@ -139,18 +172,9 @@ def run_lengths(segments: Sequence[Segment], chunked: bool) -> list[tuple[int, i
     return runs_of_all
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentPart:
-    """Rows first .. stop - 1 of a segment's inputs, fed in one pass."""
-
-    segment: Segment
-    first: int
-    stop: int
-
-
-def split_into_passes(segments: Sequence[Segment], most: int) -> list[list[SegmentPart]]:
-    """Passes of at most `most` rows that feed all segments in order."""
-    passes: list[list[SegmentPart]] = [[]]
+def split_into_passes(segments: Sequence[Segment], most: int) -> list[list[Segment]]:
+    """Passes of at most `most` rows that feed all segments in order, cut where they do not fit."""
+    passes: list[list[Segment]] = [[]]
     room = most
     for segment in segments:
         at = segment.done
@@ -159,7 +183,7 @@ def split_into_passes(segments: Sequence[Segment], most: int) -> list[list[Segme
                 passes.append([])
                 room = most
             stop = min(segment.slots, at + room)
-            passes[-1].append(SegmentPart(segment, at, stop))
+            passes[-1].append(segment.part(at, stop))
             room -= stop - at
             at = stop
     return passes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.models.attention.segments import SegmentPart, TreeShape
+from paceline.models.attention.segments import Segment, first_in_window
 from paceline.models.cpu.pages import address
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
@@ -54,36 +54,27 @@ class SlotLists:
         return windowed_slots, address(windowed_slots)
 
 
-def fill(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
+def fill(segment: Segment, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
     """Fill (rows, 4) with address and count of the shared list and of the own list, for one kind of window."""
-    segment, length, start = part.segment, part.segment.cache.length, slots[1]
     if segment.tree is not None:
-        _fill_tree(part, segment.tree, window, slots, out=out, kept=kept)
+        _fill_tree(segment, window, slots, out, kept)
         return
-    shared = length + part.first
+    shared, start = segment.cache.length + segment.done, slots[1]
     if window is None:
-        out[:] = [(start, shared, start + 8 * shared, i) for i in range(1, part.stop - part.first + 1)]
+        out[:] = [(start, shared, start + 8 * shared, i) for i in range(1, len(out) + 1)]
         return
-    rows = []
-    for stop in range(shared + 1, length + part.stop + 1):
-        low = max(0, stop - window)
+    rows, first = [], first_in_window(shared, window)
+    for i in range(len(out)):
+        low = max(0, first + i)
         behind = max(shared, low)
-        rows.append((start + 8 * low, behind - low, start + 8 * behind, stop - behind))
+        rows.append((start + 8 * low, behind - low, start + 8 * behind, shared + i + 1 - behind))
     out[:] = rows
 
 
-def _fill_tree(
-    part: SegmentPart, tree: TreeShape, window: int | None, slots: tuple[Ints, int], *, out: Ints, kept: list[Ints]
-) -> None:
-    length, sees, depths = part.segment.cache.length, tree.sees[part.first : part.stop], tree.depths
-    low = np.zeros(len(sees), np.int64)
-    if window is not None:
-        first = length + depths[part.first : part.stop] - window + 1
-        low = np.clip(first, 0, length)
-        sees = sees & (length + depths >= first[:, None])
-    _, column = np.nonzero(sees)
-    counts = sees.sum(1)
-    visible = np.concatenate((slots[0][length + column], np.zeros(SPARE, np.int64)))
-    kept.append(visible)
+def _fill_tree(segment: Segment, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
+    length, (first, inputs) = segment.cache.length, segment.visible(window)
+    low, counts = first if window is None else np.minimum(first, length), inputs.sum(1)
+    own = np.concatenate((slots[0][length + np.nonzero(inputs)[1]], np.zeros(SPARE, np.int64)))
+    kept.append(own)
     out[:, 0], out[:, 1] = slots[1] + 8 * low, length - low
-    out[:, 2], out[:, 3] = address(visible) + 8 * (np.cumsum(counts) - counts), counts
+    out[:, 2], out[:, 3] = address(own) + 8 * (np.cumsum(counts) - counts), counts

@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional as F
 
 from paceline.models.attention.relative_bias import RelativeBias
-from paceline.models.attention.segments import Segment, span
-from paceline.models.attention.tree_attention import Masks
+from paceline.models.attention.segments import Segment
+from paceline.models.attention.tree_attention import Masks, span
 from paceline.models.spec import AttentionShape
 from paceline.models.state.cross_memory import CrossMemory
 
@@ -112,7 +112,7 @@ class RelativeStep:
         cache, (start, stop) = segment.cache, span(segment, None)
         self._shape, self._biases, self._arena = shape, biases, cache.arena
         length, slots = cache.length, segment.slots
-        depths = np.arange(slots) if segment.tree is None else segment.tree.depths
+        depths = segment.depths
         keys = np.concatenate([np.arange(start, length), length + depths, np.full(stop - length - slots, length)])
         queries = length + depths[segment.done :]
         self._distances = torch.from_numpy(keys[None] - queries[:, None])

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.models.attention.segments import Segment
+from paceline.models.attention.segments import Bools, Segment
 from paceline.models.spec import AttentionShape
-from paceline.models.state.window_slots import BLOCK
+from paceline.models.state.window_slots import BLOCK, Ints
 
 CHUNK = 512
 """Positions of a chunk: 2 MB of widened keys and values for 8 heads of 64, which stay in the second and third level
@@ -44,9 +44,6 @@ Products of that width add in order; wider ones need not.
 
 FAR = -1e30
 """Mask value: finite, so that a row that sees nothing of a chunk gives it the weight 0 and no NaN."""
-
-Index = np.ndarray[tuple[int], np.dtype[np.int64]]
-Bools = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +91,15 @@ class ChunkPlanner:
 
     def __init__(self, segment: Segment, window: int | None) -> None:
         self.segment, self.window = segment, window
-        self.length, self.slots, self.done = segment.cache.length, segment.slots, segment.done
-        depths = np.arange(self.slots) if segment.tree is None else segment.tree.depths
-        self.positions: Index = self.length + depths
-        self.sees: Bools = np.tri(self.slots, dtype=np.bool_) if segment.tree is None else segment.tree.sees
+        self.length, self.slots = segment.cache.length, segment.slots
+        self.positions: Ints = segment.depths + self.length
+        self.at: Ints = self.positions[segment.done :]
+        self.visible = segment.visible(window)
 
     def groups(self) -> list[RowGroup]:
-        at = self.positions[self.done :]
-        everyone = list(range(self.done, self.slots))
-        groups = []
-        for k in sorted(set((at // CHUNK).tolist())):
-            rows = [i for i in everyone if self.positions[i] // CHUNK == k]
+        chunks, groups = (self.at // CHUNK).tolist(), list[RowGroup]()
+        for k in sorted(set(chunks)):
+            rows = [row for row, chunk in enumerate(chunks) if chunk == k]
             if self.segment.tree is None or k * CHUNK <= self.length:
                 groups.append(self._shared(rows, k))
             else:
@@ -115,59 +110,44 @@ class ChunkPlanner:
         """Rows that see chunks 0 .. k - 1, whose slots are in the order of positions, and some of all slots behind."""
         stop = -(-(self.length + self.slots) // BLOCK) * BLOCK
         begin = k * CHUNK
-        keys = np.full(stop - begin, -1)
-        known = max(self.length - begin, 0)
-        keys[:known] = np.arange(begin, begin + known)
-        skipped = max(begin - self.length, 0)
-        nodes = np.arange(skipped, self.slots)
-        keys[known : known + len(nodes)] = self.positions[nodes]
-        seen = np.zeros((len(rows), stop - begin), np.bool_)
-        seen[:, :known] = True
-        seen[:, known : known + len(nodes)] = self.sees[rows][:, nodes]
-        parts = self._parts(rows, k, self._slots(stop), keys, seen)
-        return RowGroup([row - self.done for row in rows], *parts, self.pieces(begin, keys, rows))
+        committed, skipped = np.arange(begin, self.length), max(begin - self.length, 0)
+        spare = np.full(stop - self.length - self.slots, -1)
+        keys = np.concatenate([committed, self.positions[skipped:], spare])
+        near, own = committed >= self.visible.first[rows, None], self.visible.inputs[rows, skipped:]
+        seen = np.concatenate([near, own, np.zeros((len(rows), len(spare)), np.bool_)], 1)
+        return RowGroup(rows, *self._parts(rows, k, self._slots(stop), seen), self.pieces(begin, keys, rows))
 
-    def _slots(self, stop: int) -> Index | None:
+    def _slots(self, stop: int) -> Ints | None:
         """Those of the positions before `stop`; None where they follow each other."""
         cache = self.segment.cache
         return None if cache.in_order(self.window) else cache.slots_of_kind(0, stop, self.window)
 
     def _alone(self, row: int, k: int) -> RowGroup:
         """One row with all its keys gathered in the order of its path."""
-        ancestors = np.flatnonzero(self.sees[row])
+        path = np.flatnonzero(self.segment.sees[self.segment.done + row])
         slots = self.segment.cache.slots_of_kind(0, self.length + self.slots, self.window)
-        slots = np.concatenate([slots[: self.length], slots[self.length + ancestors]])
-        stop = -(-len(slots) // BLOCK) * BLOCK
+        slots = np.concatenate([slots[: self.length], slots[self.length + path]])
+        own, stop = len(slots), -(-len(slots) // BLOCK) * BLOCK
+        slots = np.concatenate([slots, np.full(stop - own, slots[-1])])
         keys = np.arange(k * CHUNK, stop)
-        keys[len(slots) - k * CHUNK :] = -1
-        slots = np.concatenate([slots, np.full(stop - len(slots), slots[-1])])
+        seen = (keys >= self.visible.first[row]) & (keys < own)
         pieces = [KeyPiece(at, min(PIECE, len(keys) - at)) for at in range(0, len(keys), PIECE)]
-        return RowGroup([row - self.done], *self._parts([row], k, slots, keys, (keys >= 0)[None]), pieces)
+        return RowGroup([row], *self._parts([row], k, slots, seen[None]), pieces)
 
-    def _parts(
-        self, rows: list[int], k: int, slots: Index | None, keys: Index, seen: Bools
-    ) -> tuple[list[ChunkSlots], ChunkSlots]:
-        """Whole chunks before chunk k, and the rest with its mask; `slots` None stands for a contiguous sequence."""
-        chunks = []
+    def _parts(self, rows: list[int], k: int, slots: Ints | None, seen: Bools) -> tuple[list[ChunkSlots], ChunkSlots]:
+        """Whole chunks before chunk k, and the rest, of which rows see `seen`; `slots` None stands for a contiguous
+        sequence.
+        """
+        chunks, first = [], self.visible.first[rows, None]
         for begin in range(self.first_chunk(rows, k) * CHUNK, k * CHUNK, CHUNK):
-            near = None if self.window is None else self._near(rows, np.arange(begin, begin + CHUNK))
+            near = None if begin >= first.max() else np.arange(begin, begin + CHUNK) >= first
             chunks.append(self._part(begin, CHUNK, slots, near))
-        near = self._near(rows, keys)
-        return chunks, self._part(k * CHUNK, len(keys), slots, seen if near is None else seen & near)
+        return chunks, self._part(k * CHUNK, seen.shape[1], slots, seen)
 
     def first_chunk(self, rows: Sequence[int], k: int) -> int:
-        if self.window is None:
-            return 0
-        return min(k, max(0, int(self.positions[list(rows)].min()) - self.window + 1) // CHUNK)
+        return min(k, int(self.visible.first[rows].min()) // CHUNK)
 
-    def _near(self, rows: Sequence[int], keys: Index) -> Bools | None:
-        """(n, keys) which keys lie in the window of a row; None if all do."""
-        if self.window is None:
-            return None
-        near: Bools = keys[None] > self.positions[list(rows)][:, None] - self.window
-        return None if near.all() else near
-
-    def _part(self, start: int, count: int, slots: Index | None, seen: Bools | None) -> ChunkSlots:
+    def _part(self, start: int, count: int, slots: Ints | None, seen: Bools | None) -> ChunkSlots:
         mask = None
         if seen is not None and not seen.all():
             mask = torch.zeros(seen.shape).masked_fill_(torch.from_numpy(~seen), FAR)
@@ -177,7 +157,7 @@ class ChunkPlanner:
         adjacent = bool((np.diff(part_slots) == 1).all())
         return ChunkSlots(int(part_slots[0]), count, None if adjacent else torch.from_numpy(part_slots), mask)
 
-    def pieces(self, begin: int, keys: Index, rows: Sequence[int]) -> list[KeyPiece]:
+    def pieces(self, begin: int, keys: Ints, rows: Sequence[int]) -> list[KeyPiece]:
         """Slots of [lo, lo + PIECE) for each border lo: by number if they are in order, all slots of nodes with a
         factor if not.
         """
@@ -188,9 +168,9 @@ class ChunkPlanner:
             return [KeyPiece(a, (edges[i + 1] if i + 1 < len(edges) else len(keys)) - a) for i, a in enumerate(edges)]
         return self._pieces_of_tree(begin, keys, rows)
 
-    def _pieces_of_tree(self, begin: int, keys: Index, rows: Sequence[int]) -> list[KeyPiece]:
+    def _pieces_of_tree(self, begin: int, keys: Ints, rows: Sequence[int]) -> list[KeyPiece]:
         pieces, known = [], self.length - begin
-        last = int(self.positions[list(rows)].max()) - begin
+        last = int(self.at[list(rows)].max()) - begin
         for lo in range(0, last + 1, PIECE):
             if lo + PIECE <= known:
                 pieces.append(KeyPiece(lo, PIECE))

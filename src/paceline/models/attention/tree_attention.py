@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from paceline.models.attention.segments import Segment, reach, span
+from paceline.models.attention.segments import Segment, first_in_window
 from paceline.models.attention.strict_attention import StrictAttention, StrictWorkspace, sinks_of_rows
 from paceline.models.spec import AttentionShape
 from paceline.models.state.cache import Views
+from paceline.models.state.window_slots import BLOCK
 
 FOLD_ROWS = 64
 """Up to this many rows, query heads of a group are folded into rows; beyond, kv heads are expanded (a view, shared
@@ -64,7 +65,6 @@ class Masks:
         self.dtype, self.device, self.row_invariant = dtype, device, row_invariant
         self.work = StrictWorkspace()
         self._row = torch.empty(0, dtype=dtype, device=device)
-        self._chain = torch.empty(0, 0, dtype=dtype, device=device)
 
     def row(self, visible: int, width: int) -> torch.Tensor:
         """(1, 1, 1, width): the first `visible` slots are seen; a view of a constant, or on GPUs, whose kernels want an
@@ -78,33 +78,26 @@ class Masks:
         row = self._row.narrow(0, half - visible, width).view(1, 1, 1, width)
         return row if self.device.type == "cpu" else row.clone()
 
-    def chain(self, n: int) -> torch.Tensor:
-        """(n, n): each input sees those before it and itself."""
-        if len(self._chain) < n:
-            size = max(64, 2 * n)
-            self._chain = torch.full((size, size), -torch.inf, dtype=self.dtype, device=self.device).triu_(1)
-        return self._chain[:n, :n]
-
     def build(self, segment: Segment, start: int, stop: int, window: int | None) -> torch.Tensor:
         """(n, stop - start): what each fed row sees of the positions start .. stop - 1."""
-        length, slots, done = segment.cache.length, segment.slots, segment.done
+        length, (first, inputs) = segment.cache.length, segment.visible(window)
         mask = torch.full((segment.rows, stop - start), -torch.inf, dtype=self.dtype, device=self.device)
         mask[:, : length - start] = 0
-        at = length - start
-        mask[:, at : at + slots] = self.among_inputs(segment)[done:]
-        if window is not None and reach(segment) > window:
-            depths = np.arange(slots) if segment.tree is None else segment.tree.depths
-            keys = np.concatenate([np.arange(start, length), length + depths, np.full(stop - length - slots, length)])
-            queries = length + depths[done:]
-            far = torch.from_numpy(keys[None] <= queries[:, None] - window)
-            mask.masked_fill_(far.to(self.device), -torch.inf)
+        mask.narrow(1, length - start, segment.slots).masked_fill_(torch.from_numpy(inputs).to(self.device), 0.0)
+        if first.any():
+            behind = torch.from_numpy(np.arange(start, length) < first[:, None]).to(self.device)
+            mask[:, : length - start].masked_fill_(behind, -torch.inf)
         return mask
 
-    def among_inputs(self, segment: Segment) -> torch.Tensor:
-        if segment.tree is None:
-            return self.chain(segment.slots)
-        block = torch.full(segment.tree.sees.shape, -torch.inf, dtype=self.dtype, device=self.device)
-        return block.masked_fill_(torch.from_numpy(segment.tree.sees).to(self.device), 0.0)
+
+def span(segment: Segment, window: int | None) -> tuple[int, int]:
+    """Positions [start, stop) that the fed rows may see, on block borders."""
+    length = segment.cache.length
+    stop = -(-(length + segment.slots) // BLOCK) * BLOCK
+    if window is None:
+        return 0, stop
+    lowest = length + (segment.done if segment.tree is None else 0)
+    return min(max(0, first_in_window(lowest, window)), length) // BLOCK * BLOCK, stop
 
 
 @dataclass(slots=True)
@@ -164,9 +157,10 @@ class SequenceStep:
         return kind
 
     def _mask(self, masks: Masks, segment: Segment, start: int, stop: int, window: int | None) -> torch.Tensor:
-        whole = window is None or segment.cache.length + segment.slots <= window
+        visible = segment.cache.length + segment.slots
+        whole = window is None or first_in_window(visible - 1, window) <= 0
         if self._n == 1 and segment.tree is None and whole:
-            return masks.row(segment.cache.length + segment.slots - start, stop - start)
+            return masks.row(visible - start, stop - start)
         mask = masks.build(segment, start, stop, window)
         if self._n == 1:
             return mask.view(1, 1, 1, stop - start)

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from paceline.models.heads.head_config import HeadConfig
-from paceline.models.heads.path_heads import PathHeads, linear, residual
+from paceline.models.heads.path_heads import HeadStep, PathHeads, linear, residual
 from paceline.models.heads.shared_rows import embedding_of
 from paceline.models.layers.decoder import Weights
 from paceline.models.layers.linear import Map, make_linear
@@ -36,10 +36,10 @@ class HydraHead(PathHeads):
         self._heads = [self._rows(weights, k) for k in heads]
 
     @torch.inference_mode()
-    def step(self, memory: torch.Tensor, tokens: Sequence[int], depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, memory: torch.Tensor, tokens: Sequence[int], depth: int) -> HeadStep:
         memory = torch.cat((memory, self._embed(tokens)), 1)
         inner, reduced = self._first[depth](memory).chunk(2, 1)
-        return self._heads[depth](residual(self._blocks[depth], reduced + F.silu(inner))), memory
+        return HeadStep(self._heads[depth](residual(self._blocks[depth], reduced + F.silu(inner))), memory)
 
 
 def _both(weights: Weights, head: str) -> Map:

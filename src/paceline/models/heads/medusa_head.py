@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.models.heads.head_config import HeadConfig
-from paceline.models.heads.path_heads import PathHeads, linear, residual
+from paceline.models.heads.path_heads import HeadStep, PathHeads, linear, residual
 from paceline.models.layers.decoder import Weights
 
 
@@ -33,5 +33,5 @@ class MedusaHead(PathHeads):
         """(b, n) logits of head `depth`, from 0 on, of states (b, hidden) after the target's final norm."""
         return self._heads[depth](residual(self._blocks[depth], states))
 
-    def step(self, memory: torch.Tensor, tokens: Sequence[int], depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.logits(memory, depth), memory
+    def step(self, memory: torch.Tensor, tokens: Sequence[int], depth: int) -> HeadStep:
+        return HeadStep(self.logits(memory, depth), memory)

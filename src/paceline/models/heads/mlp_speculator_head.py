@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from paceline.models.heads.head_config import HeadConfig
-from paceline.models.heads.path_heads import PathHeads, linear
+from paceline.models.heads.path_heads import HeadStep, PathHeads, linear
 from paceline.models.layers.decoder import Weights
 from paceline.models.layers.linear import Map
 
@@ -66,12 +66,12 @@ class MLPSpeculatorHead(PathHeads):
         return normed(states) / 2**0.5 if self._scale_input else states
 
     @torch.inference_mode()
-    def step(self, memory: torch.Tensor, tokens: Sequence[int], depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, memory: torch.Tensor, tokens: Sequence[int], depth: int) -> HeadStep:
         stage = self._stages[depth]
         embedded = stage.embed[torch.tensor(tokens, device=memory.device)]
         state = normed(self._kept * stage.proj(memory) + self._added * embedded)
         state = F.gelu(state * stage.norm + stage.bias)
-        return stage.head(state), state
+        return HeadStep(stage.head(state), state)
 
 
 def normed(x: torch.Tensor) -> torch.Tensor:

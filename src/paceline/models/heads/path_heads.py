@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,6 +23,14 @@ from paceline.models.heads.head_files import read_head
 from paceline.models.heads.shared_rows import head_of, target_rows
 from paceline.models.layers.decoder import Weights
 from paceline.models.layers.linear import Map, make_linear
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStep:
+    """What a head makes of paths: logits (r, n) of the next token, and the memory (r, w) behind the tokens so far."""
+
+    logits: torch.Tensor
+    memory: torch.Tensor
 
 
 class PathHeads(ABC):
@@ -65,8 +74,8 @@ class PathHeads(ABC):
         return states
 
     @abstractmethod
-    def step(self, memory: torch.Tensor, tokens: Sequence[int], depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (r, n) of head `depth`, from 0 on, and the memory (r, w) behind the tokens (r,) that are read."""
+    def step(self, memory: torch.Tensor, tokens: Sequence[int], depth: int) -> HeadStep:
+        """What head `depth`, from 0 on, makes of the memory (r, w) once the tokens (r,) are read."""
 
     def _rows(self, weights: Weights, head: int) -> Map:
         """The matrix behind a head: its own, that of all heads, or the target's."""

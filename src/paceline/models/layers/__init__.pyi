@@ -1,2 +1,2 @@
 from .decoder import Decoder as Decoder
-from .denoiser import rotation as rotation
+from .rope import wide_rotation as wide_rotation

@@ -1,4 +1,4 @@
-"""The decoder-only transformer, one implementation for all families, driven by a ModelSpec.
+"""The transformer, one implementation for all families of decoders and denoisers, driven by a ModelSpec.
 
 Canonical weights (checkpoints.weights), quantised or not, are taken out once each and become maps and norms. Layers
 work in place on the residual stream x (r, hidden). Query heads are reordered at packing from (h, g) to (g, h), see
@@ -20,6 +20,7 @@ from paceline.models.layers.latent import LatentAttention, make_latent_norm
 from paceline.models.layers.linear import (
     Map,
     RowInvariance,
+    in_float32,
     make_head_norm,
     make_layer_norm,
     make_linear,
@@ -88,8 +89,13 @@ class OwnWeights:
 
     def mixture(self) -> Map:
         """The mixture of experts, with what every token goes through beside them."""
-        spec = self._spec
-        experts = make_moe(spec, self.linear("router"), self.experts("gate_up"), self.experts("down"))
+        spec, preference = self._spec, None
+        if spec.moe is not None and spec.moe.sigmoid:
+            preference = self._weights.pop(f"{self._prefix}router.bias", None)
+            router = self._wide_router()
+        else:
+            router = self.linear("router")
+        experts = make_moe(spec, router, self.experts("gate_up"), self.experts("down"), preference)
         if spec.moe is None or not spec.moe.shared:
             return experts
         shared = make_mlp(spec, self.linear("shared.gate_up"), self.linear("shared.down"))
@@ -97,6 +103,12 @@ class OwnWeights:
             return lambda x: experts(x).add_(shared(x))
         gate = self.linear("shared.gate")
         return lambda x: experts(x).add_(shared(x).mul_(_sigmoid_by_row(gate(x))))
+
+    def _wide_router(self) -> Map:
+        """The router in float32, or in float64 for a float64 model."""
+        weight = in_float32(self.take("router.weight"))
+        linear = make_linear(weight, row_invariant=self._row_invariant)
+        return lambda x: linear(x.to(weight.dtype))
 
     def _product(
         self,

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from paceline.errors import ConfigError
 from paceline.models.layers.linear import Map
-from paceline.models.spec import ModelSpec
+from paceline.models.spec import ModelSpec, MoeSpec
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -49,12 +49,15 @@ def _clamped_swiglu(both: torch.Tensor, alpha: float, limit: float) -> torch.Ten
     return F.silu(gate).mul_(up.clamp_(-limit, limit).add_(1)).div_(alpha)
 
 
-def make_moe(spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence[Map]) -> Map:
-    """x (r, hidden) -> (r, hidden): each row goes through its `top_k` experts, weighted by the router's probabilities.
+def make_moe(
+    spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence[Map], preference: torch.Tensor | None = None
+) -> Map:
+    """x (r, hidden) -> (r, hidden): each row goes through its `top_k` experts, weighted by the router's scores.
 
     Args:
         route: (r, hidden) -> (r, experts). gate_up: (r, hidden) -> (r, 2 * inner) of each expert, gate first. down:
             back.
+        preference: (experts,) bias that is added to sigmoids for choosing, see `MoeSpec.sigmoid`.
     Raises:
         ConfigError: the spec has no mixture.
     """
@@ -62,30 +65,50 @@ def make_moe(spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence
     if moe is None:
         raise ConfigError("a layer is marked as a mixture of experts, but ModelSpec.moe is None; fill it in")
     experts = [make_mlp(spec, *maps) for maps in zip(gate_up, down, strict=True)]
-    top_k, normed, groups, scaling = moe.top_k, moe.norm_top_k, moe.groups, moe.scaling
+    choose = partial(_by_sigmoid, moe, preference) if moe.sigmoid else partial(_by_softmax, moe)
 
     def mixture(x: torch.Tensor) -> torch.Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        shares = torch.softmax(route(x), -1, dtype=wide)
-        if groups is not None:
-            shares = in_best_groups(shares, *groups)
-        share, chosen = shares.topk(top_k, -1)
-        if normed:
-            share = share / share.sum(-1, keepdim=True)
-        if scaling != 1.0:
-            share = share * scaling
-        share = share.to(x.dtype)
-        return through_experts(x, experts, chosen, share)
+        share, chosen = choose(route(x))
+        return through_experts(x, experts, chosen, share.to(x.dtype))
 
     return mixture
 
 
-def in_best_groups(shares: torch.Tensor, groups: int, best: int) -> torch.Tensor:
-    """Shares (r, experts), 0 outside the groups whose largest shares are largest."""
-    grouped = shares.view(len(shares), groups, -1)
-    largest = grouped.amax(-1)
-    outside = torch.ones_like(largest, dtype=torch.bool).scatter_(1, largest.topk(best, -1).indices, value=False)
-    return grouped.masked_fill(outside[..., None], 0.0).view_as(shares)
+def _by_softmax(moe: MoeSpec, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shares and numbers of the chosen experts, each (r, top_k), from the router's output (r, experts)."""
+    shares = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    if moe.groups is not None:
+        grouped = shares.view(len(shares), moe.groups[0], -1)
+        shares = _in_best_groups(grouped, grouped.amax(-1), moe.groups[1], 0.0)
+    share, chosen = shares.topk(moe.top_k, -1)
+    if moe.norm_top_k:
+        share = share / share.sum(-1, keepdim=True)
+    if moe.scaling != 1.0:
+        share = share * moe.scaling
+    return share, chosen
+
+
+def _by_sigmoid(
+    moe: MoeSpec, preference: torch.Tensor | None, scores: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_by_softmax`, see `MoeSpec.sigmoid`."""
+    shares = scores.sigmoid()
+    ranked = shares if preference is None else shares + preference
+    if moe.groups is not None:
+        grouped = ranked.view(len(ranked), moe.groups[0], -1)
+        best_two = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
+        ranked = _in_best_groups(grouped, best_two, moe.groups[1], -torch.inf)
+    chosen = ranked.topk(moe.top_k, -1).indices
+    share = shares.gather(1, chosen)
+    if moe.norm_top_k and moe.top_k > 1:
+        share = share / (share.sum(-1, keepdim=True) + 1e-20)
+    return share * moe.scaling, chosen
+
+
+def _in_best_groups(grouped: torch.Tensor, ranks: torch.Tensor, best: int, outside: float) -> torch.Tensor:
+    """(r, experts) of scores (r, groups, experts of each), those outside the groups that rank highest replaced."""
+    closed = torch.ones_like(ranks, dtype=torch.bool).scatter_(1, ranks.topk(best, -1).indices, value=False)
+    return grouped.masked_fill(closed[..., None], outside).flatten(1)
 
 
 def through_experts(x: torch.Tensor, experts: Sequence[Map], chosen: torch.Tensor, share: torch.Tensor) -> torch.Tensor:

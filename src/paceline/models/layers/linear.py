@@ -168,9 +168,11 @@ def agrees(candidate: Map, reference: Map, x: torch.Tensor) -> bool:
 def make_norm(weight: torch.Tensor, eps: float, *, offset: bool = False) -> Map:
     """RMS norm over the last axis, computed in float32 and rounded once; with `offset` the weights are used as 1 + w.
 
+    Weights in float64 are for inputs in float64, and computed with as they are.
+
     Source: Root mean square layer normalization (arXiv:1910.07467).
     """
-    weight = weight.float() + 1.0 if offset else weight.float()
+    weight = in_float32(weight) + 1.0 if offset else in_float32(weight)
     size = weight.shape[-1]
     if weight.device.type != "cpu":
         return rms_norm(weight, size, eps)
@@ -185,9 +187,14 @@ def make_norm(weight: torch.Tensor, eps: float, *, offset: bool = False) -> Map:
     return norm
 
 
+def in_float32(weight: torch.Tensor) -> torch.Tensor:
+    """The weight in float32, or in float64 where it is that."""
+    return weight.to(torch.promote_types(weight.dtype, torch.float32))
+
+
 def rms_norm(weight: torch.Tensor, size: int, eps: float) -> Map:
     def norm(x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x.float(), (size,), weight, eps).to(x.dtype)
+        return F.rms_norm(x.to(weight.dtype), (size,), weight, eps).to(x.dtype)
 
     return norm
 
@@ -205,11 +212,11 @@ def make_layer_norm(weight: torch.Tensor, bias: torch.Tensor | None, eps: float)
 
 def make_head_norm(weight_hd: torch.Tensor, eps: float, *, offset: bool = False) -> Map:
     """RMS norm over the last axis of (..., heads, head dim) with a weight for each head."""
-    weight = weight_hd.float() + 1.0 if offset else weight_hd.float()
-    plain = make_norm(torch.ones(weight.shape[-1], device=weight.device), eps)
+    weight = in_float32(weight_hd) + 1.0 if offset else in_float32(weight_hd)
+    plain = make_norm(torch.ones_like(weight[0]), eps)
 
     def norm(x: torch.Tensor) -> torch.Tensor:
-        return (plain(x.float()) * weight).to(x.dtype)
+        return (plain(x.to(weight.dtype)) * weight).to(x.dtype)
 
     return norm
 

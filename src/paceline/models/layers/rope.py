@@ -186,6 +186,19 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 Rotations = Mapping[str, Rotation]
 
 
+def wide_rotation(spec: RopeSpec, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
+    """Cosines and sines (r, 1, dims) of positions (r,), which lose nothing on long canvases of a model in `dtype`.
+
+    Angles are computed in float64 from float32 frequencies; the result is float32, or float64 for a float64 model.
+    """
+    rope = Rope(spec, positions.device)
+    length = int(positions.max()) + 1 if len(positions) else 1
+    angles = torch.outer(positions.double(), rope.inverse_frequencies(length).double())
+    angles = torch.cat((angles, angles), -1).unsqueeze(1)
+    wide = torch.promote_types(dtype, torch.float32)
+    return (angles.cos() * rope.attention_scaling).to(wide), (angles.sin() * rope.attention_scaling).to(wide)
+
+
 class Rotary:
     """Cosines and signed sines for given positions, in the model's dtype, each (r, 1, dims).
 

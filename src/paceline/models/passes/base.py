@@ -1,32 +1,14 @@
-"""What a forward pass is: one protocol for all kinds of passes, and one result."""
+"""What a forward pass is: one protocol for all kinds of passes, with one result (`PassResult`)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from paceline.models.attention.segments import Segment
-from paceline.models.base import ALL_LAYERS, LayerPlan
-
-
-@dataclass(frozen=True, slots=True)
-class PassResult:
-    """What a forward pass gives, in the model's dtype.
-
-    Attributes:
-        logits: (picked, v) of the rows whose logits were wanted.
-        states: (r, hidden) behind the last layer that ran; (0, hidden) where they were not wanted.
-        taps: layer -> (r, hidden).
-        best: per row of `logits` its best token, as `Scores.best` has it; None where the pass did not look.
-    """
-
-    logits: torch.Tensor
-    states: torch.Tensor
-    taps: dict[int, torch.Tensor]
-    best: list[int] | None = None
+from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
 
 
 class Passes(Protocol):

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from paceline.checkpoints import BlockRows, Blocks, is_quantized
-from paceline.models.attention.segments import Segment, SegmentPart, split_into_passes
+from paceline.models.attention.segments import Segment, split_into_passes
 from paceline.models.attention.slot_lists import SlotLists, fill
-from paceline.models.base import ALL_LAYERS, LayerPlan
+from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_strips import CHUNK, IN_STRIPS, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
@@ -32,7 +32,6 @@ from paceline.models.cpu.threads import TeamSize, find_team
 from paceline.models.cpu.tiles import DOT, FULL, HALF, STRIP
 from paceline.models.cpu.vectors import LANES
 from paceline.models.layers.rope import Rotary
-from paceline.models.passes.base import PassResult
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.packing import ROWS, Packing, PassWorkspace, RecordTable, Weights, constants
 from paceline.models.spec import ModelSpec, attention_shape
@@ -166,7 +165,7 @@ class CompiledDecoder:
         self._from(hidden, len(hidden))
         self._planned, self._extent = None, (0, 0, 0, 0)
         self.frame.put({at.LAYERS: 0, at.RESULT: 0, at.FINAL_TAP: 0})
-        return self._go(range(len(hidden)), len(hidden))[0]
+        return self._go(range(len(hidden)), len(hidden))
 
     def run(
         self,
@@ -191,7 +190,7 @@ class CompiledDecoder:
         self._plan(plan)
         logits_of, best, done = list[torch.Tensor](), list[int](), 0
         for parts in split_into_passes(segments, ROWS):
-            count = sum(part.stop - part.first for part in parts)
+            count = sum(part.rows for part in parts)
             self._from(fed[done : done + count], count)
             if -1 in kept and plan.first == 0:
                 states_in = fed[done : done + count]
@@ -202,9 +201,8 @@ class CompiledDecoder:
             self._add_to_qkv(added_qkv, done)
             lists = self._place(parts, lengths, done)
             picked = wanted if count == rows else [row - done for row in wanted if done <= row < done + count]
-            head_rows, tokens = self._go(picked, count)
-            logits_of.append(head_rows)
-            best += tokens
+            logits_of.append(self._go(picked, count))
+            best += self._best[: len(picked)].tolist()
             del lists
             done += count
         return PassResult(logits_of[0] if len(logits_of) == 1 else torch.cat(logits_of), result, kept, best)
@@ -287,26 +285,23 @@ class CompiledDecoder:
         states = result.data_ptr() + offset if len(result) else 0
         self.frame.put({at.RESULT: states, at.FINAL_TAP: kept[last].data_ptr() + offset if last in kept else 0})
 
-    def _place(self, parts: Sequence[SegmentPart], lengths: Lengths, done: int) -> list[Ints]:
+    def _place(self, segments: Sequence[Segment], lengths: Lengths, done: int) -> list[Ints]:
         """Slots, visible slots and rotations of the rows; returns what must live until the pass is over."""
         row = 0
         lists: list[Ints] = []
-        for part in parts:
-            segment, count = part.segment, part.stop - part.first
-            length = segment.cache.length
-            slots = self._slots.of(segment.cache, length + segment.slots, lists)
-            self._rows[1, row : row + count] = slots[0][length + part.first : length + part.stop]
-            if segment.tree is None:
-                self._rows[2, row : row + count] = list(range(length + part.first, length + part.stop))
-            else:
-                self._rows[2, row : row + count] = segment.tree.depths[part.first : part.stop] + length
-            windowed = slots
+        for segment in segments:
+            cache = segment.cache
+            first, end = cache.length + segment.done, cache.length + segment.slots
+            stop = row + end - first
+            slots = windowed = self._slots.of(cache, end, lists)
+            self._rows[1, row:stop] = slots[0][first:end]
+            self._rows[2, row:stop] = list(segment.positions())
             if self._arena.windowed is not None:
-                windowed = self._slots.windowed(self._arena.windowed, segment.cache, slots[0], lists)
-                self._rows[4, row : row + count] = windowed[0][length + part.first : length + part.stop]
+                windowed = self._slots.windowed(self._arena.windowed, cache, slots[0], lists)
+                self._rows[4, row:stop] = windowed[0][first:end]
             for seen, window in zip(self.seen, self.shape.windows, strict=True):
-                fill(part, window, slots if window is None else windowed, seen[row : row + count], lists)
-            row += count
+                fill(segment, window, slots if window is None else windowed, seen[row:stop], lists)
+            row = stop
         return self._rotations(row, lengths, done, lists)
 
     def _rotations(self, count: int, lengths: Lengths, done: int, lists: list[Ints]) -> list[Any]:
@@ -327,8 +322,8 @@ class CompiledDecoder:
                 kept.append((cos, sin))
         return kept
 
-    def _go(self, picked: Sequence[int], rows: int) -> tuple[torch.Tensor, list[int]]:
-        """Run the pass; returns the logits (picked, v) of the picked rows, and their best tokens."""
+    def _go(self, picked: Sequence[int], rows: int) -> torch.Tensor:
+        """Run the pass; returns the logits (picked, v) of the picked rows, whose best tokens are then in `_best`."""
         vocab = self.spec.vocab_size
         self._rows[3, : len(picked)] = picked
         out = torch.empty(len(picked), -(-vocab // LANES) * LANES, dtype=self.dtype)
@@ -339,5 +334,4 @@ class CompiledDecoder:
             start = perf_counter()
             self.team.run(self.entry.address, self.frame.address, self._team_size.now)
             self._team_size.took((rows, *self._extent), perf_counter() - start)
-        best: list[int] = self._best[: len(picked)].tolist()
-        return out if out.shape[1] == vocab else out[:, :vocab].contiguous(), best
+        return out if out.shape[1] == vocab else out[:, :vocab].contiguous()

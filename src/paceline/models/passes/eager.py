@@ -11,10 +11,9 @@ import torch
 from paceline.models.attention.segments import Segment
 from paceline.models.attention.source_attention import RelativeSteps, SourceAttention
 from paceline.models.attention.tree_attention import AttentionStep, BatchStep, Masks, SequenceStep
-from paceline.models.base import ALL_LAYERS, LayerPlan
+from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
 from paceline.models.layers.decoder import Decoder
 from paceline.models.layers.rope import Rotary
-from paceline.models.passes.base import PassResult
 
 
 class EagerPasses:

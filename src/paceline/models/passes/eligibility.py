@@ -39,8 +39,8 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
         f"dtype {dtype}": dtype in {torch.float32, torch.bfloat16},
         "a negative attention scale": spec.scale > 0,
         "sizes that do not fill vectors": whole,
-        "mixtures of experts beside attention, or without a gate": spec.moe is None
-        or (spec.gated and not spec.parallel),
+        "mixtures of experts beside attention, without a gate, or chosen by sigmoids": spec.moe is None
+        or (spec.gated and not spec.parallel and not spec.moe.sigmoid),
         "soft caps beside attention sinks": spec.attention_softcap is None or not spec.attention_sinks,
     }
     return next((reason for reason, fine in reasons.items() if not fine), None)

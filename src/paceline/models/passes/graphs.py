@@ -24,7 +24,7 @@ import torch
 from paceline.models.attention.fixed_shape_attention import LONG_CONTEXT, ChunkedPrefixStep, PaddedStep, padded_masks
 from paceline.models.attention.segments import Segment
 from paceline.models.attention.tree_attention import AttentionStep
-from paceline.models.base import ALL_LAYERS
+from paceline.models.base import ALL_LAYERS, PassResult
 from paceline.models.layers.decoder import Decoder
 from paceline.models.layers.rope import Rotary
 from paceline.models.state.arena import Arena, blocks_for
@@ -34,7 +34,6 @@ MAX_GRAPHS = 96
 MAX_BATCH, MAX_ROWS, MIN_SLOTS = 64, 64, 256
 
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
-Result = tuple[torch.Tensor, dict[int, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,9 @@ class ScoringGraphs:
         self._state = (-1, -1)
         self._capturing: _Capturing | None = None
 
-    def run(self, segments: Sequence[Segment], tokens: Sequence[Sequence[int]], taps: Sequence[int]) -> Result | None:
+    def run(
+        self, segments: Sequence[Segment], tokens: Sequence[Sequence[int]], taps: Sequence[int]
+    ) -> PassResult | None:
         """Logits (r, v) and taps (r, hidden) of the fed rows as fresh tensors, or None where no bucket fits."""
         bucket = bucket_for(segments, taps)
         if bucket is None or self._rotary.depends_on_length:
@@ -91,7 +92,7 @@ class ScoringGraphs:
         with _current(self._arena.kv.device):
             return self._run(bucket, segments, tokens)
 
-    def _run(self, bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[int]]) -> Result:
+    def _run(self, bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[int]]) -> PassResult:
         self._rotary.reserve(bucket.slots + bucket.pending)
         state = (self._arena.version, self._rotary.size)
         if state != self._state or len(self._passes) >= MAX_GRAPHS:
@@ -102,9 +103,10 @@ class ScoringGraphs:
         if chosen is None:
             chosen = self._passes[bucket] = _Pass(bucket, self._decoder, self._rotary, self._arena)
         chosen.upload(pack(bucket, segments, tokens))
-        logits, kept = chosen.body() if self._capturing is None else chosen.replay(self._capturing)
+        result = chosen.body() if self._capturing is None else chosen.replay(self._capturing)
         counts = [segment.rows for segment in segments]
-        return _valid(logits, bucket, counts), {layer: _valid(rows, bucket, counts) for layer, rows in kept.items()}
+        taps = {layer: _valid(rows, bucket, counts) for layer, rows in result.taps.items()}
+        return PassResult(_valid(result.logits, bucket, counts), result.states, taps)
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
@@ -124,8 +126,7 @@ def pack(bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[
         parts["positions"][i, :n] = segment.positions()
         write[i, :n] = cache.slot_index(cache.length + done, cache.length + m)
         parts["lengths"][i] = cache.length
-        parts["depths"][i, :m] = np.arange(m) if segment.tree is None else segment.tree.depths
-        parts["sees"][i, :n, :m] = np.tri(m)[done:] if segment.tree is None else segment.tree.sees[done:]
+        parts["depths"][i, :m], parts["sees"][i, :n, :m] = segment.depths, segment.sees[done:]
         table = cache.blocks[: blocks_for(cache.length + m)]
         parts["tables"][i, : len(table)] = table
     return np.concatenate([part.reshape(-1) for part in parts.values()])
@@ -162,7 +163,7 @@ class _Pass:
         views = self._buffer.split(list(sizes.values()))
         self._in = {name: view.view(size) for view, (name, size) in zip(views, bucket.sizes().items(), strict=True)}
         self._uploaded = torch.cuda.Event() if device.type == "cuda" else None
-        self._captured: tuple[torch.cuda.CUDAGraph, Result] | None = None
+        self._captured: tuple[torch.cuda.CUDAGraph, PassResult] | None = None
 
     def upload(self, values: Ints) -> None:
         """Fill the static buffer; ordered before the replay on the current stream."""
@@ -173,7 +174,7 @@ class _Pass:
         if self._uploaded is not None:
             self._uploaded.record()
 
-    def body(self) -> Result:
+    def body(self) -> PassResult:
         """The whole pass, reading nothing but the static buffer, the weights and the arena."""
         buffers, decoder = self._in, self._decoder
         x = decoder.embed_index(buffers["tokens"])
@@ -182,7 +183,7 @@ class _Pass:
         kept = decoder.run(x, step, rotations, ALL_LAYERS, self._bucket.taps)
         if len(decoder.layers) in self._bucket.taps:
             kept[len(decoder.layers)] = decoder.final_norm(x)
-        return decoder.head(x), kept
+        return PassResult(decoder.head(x), x.new_empty(0, x.shape[1]), kept)
 
     def _step(self, dtype: torch.dtype) -> AttentionStep:
         buffers, slots, shape = self._in, self._bucket.slots, self._decoder.shape
@@ -193,7 +194,7 @@ class _Pass:
         masks = padded_masks(buffers, shape, slots, dtype)
         return PaddedStep(shape, self._arena.layers, buffers["write"], read, masks)
 
-    def replay(self, capturing: _Capturing) -> Result:
+    def replay(self, capturing: _Capturing) -> PassResult:
         """Capture at the first call (after a warm-up on another stream), then replay.
 
         The capture names its stream: PyTorch's default one belongs to the device on which the process captured first.

@@ -13,11 +13,10 @@ from collections.abc import Collection, Sequence
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.attention.segments import Segment, SegmentPart, split_into_passes
+from paceline.models.attention.segments import Segment, split_into_passes
 from paceline.models.attention.strict_attention import products_keep_order
 from paceline.models.attention.tree_attention import STRICT_ROWS
-from paceline.models.base import ALL_LAYERS, LayerPlan
-from paceline.models.passes.base import PassResult
+from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
 from paceline.models.passes.eager import EagerPasses
 from paceline.models.spec import ModelSpec
 
@@ -78,20 +77,14 @@ class StrictPasses:
         results: list[PassResult] = []
         done = 0
         for parts in split_into_passes(segments, self.most_rows):
-            count = sum(part.stop - part.first for part in parts)
+            count = sum(part.rows for part in parts)
             picked = [row - done for row in wanted if done <= row < done + count]
-            cut, fed_part = [_cut(part) for part in parts], fed[done : done + count]
-            more = None if added_qkv is None else added_qkv[done : done + count]
-            results.append(self.passes.run(cut, fed_part, (), plan, taps, logits=picked, states=states, added_qkv=more))
+            fed_part, more = fed[done : done + count], None if added_qkv is None else added_qkv[done : done + count]
+            results.append(
+                self.passes.run(parts, fed_part, (), plan, taps, logits=picked, states=states, added_qkv=more)
+            )
             done += count
         kept = {layer: torch.cat([result.taps[layer] for result in results]) for layer in results[0].taps}
         return PassResult(
             torch.cat([result.logits for result in results]), torch.cat([result.states for result in results]), kept
         )
-
-
-def _cut(part: SegmentPart) -> Segment:
-    """The inputs of a segment up to the part's end, of which those before the part are in their slots."""
-    whole, stop = part.segment, part.stop
-    tree = None if whole.tree is None else whole.tree.until(stop)
-    return Segment(whole.cache, stop, part.first, tree, whole.memory)

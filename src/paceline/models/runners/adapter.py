@@ -89,10 +89,10 @@ class Adapter:
         self, caches: Sequence[NativeCache], counts: Sequence[int], done: Sequence[int], states: torch.Tensor
     ) -> torch.Tensor:
         trees = [TokenTree.chain([0] * (count - 1)) if count > 1 else EMPTY_TREE for count in counts]
-        _, kept = self._runner.run_layers(
+        result = self._runner.run_layers(
             caches, [0] * len(trees), trees, plan=self._plan, hidden=states, taps=(self._last,), computed=done
         )
-        return kept[self._last]
+        return result.taps[self._last]
 
 
 def _filled(spec: ModelSpec, weights: Weights, device: torch.device, dtype: torch.dtype) -> Weights:

@@ -1,4 +1,4 @@
-"""The native denoiser: one readable transformer for all families of diffusion language models.
+"""The native denoiser: the decoder's layers (models.layers.decoder) with attention over a canvas.
 
 Calls of one `forward` are computed one by one, each with its own shapes, so that the bits of a canvas do not depend on
 its company. Where attention is block-causal, rows keep their bits whatever the number of other rows, and every block's
@@ -6,24 +6,24 @@ attention is a product of its own, over keys in the order of their slots: a bloc
 before it are computed in the same pass or read from a cache, so decoding with the exact block cache is bit-equal to
 decoding without.
 
-Weights have the names of `checkpoints.weights`; besides, a mixture of experts may have `layers.N.router.bias` (e,),
-`layers.N.shared.gate_up.weight` and `layers.N.shared.down.weight`. Angles are computed in float64 from float32
-frequencies, and applied in float32 (float64 for a float64 model), so that long canvases lose nothing to bfloat16.
+Factors on embeddings and logits, and rotations, are this module's own: they are applied in float32 (float64 for a
+float64 model), so that long canvases lose nothing to bfloat16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from paceline.models.attention.canvas_attention import attend, view_of
+from paceline.models.attention.canvas_attention import CanvasStep, view_of
 from paceline.models.denoiser_base import Call, Ints, SlotCache
-from paceline.models.layers.denoiser import DenoiserLayer, embed, head, norm, rotation
-from paceline.models.layers.linear import RowInvariance
-from paceline.models.spec import DenoiserSpec
+from paceline.models.layers.decoder import Decoder, Weights
+from paceline.models.layers.rope import wide_rotation
+from paceline.models.spec import DenoiserSpec, ModelSpec
 from paceline.models.state.slot_cache import NativeSlotCache
 
 
@@ -32,23 +32,23 @@ class NativeDenoiser:
 
     Args:
         spec: the shape.
-        weights: under the names of `checkpoints.weights` and `models.runners.denoiser`, on one device, in one dtype.
+        weights: under the names of `checkpoints.weights`, on one device, in one dtype but for the routers' biases;
+            taken out of the mapping as they are packed.
     """
 
-    def __init__(self, spec: DenoiserSpec, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, spec: DenoiserSpec, weights: Weights) -> None:
         self.spec = spec
         model = spec.model
         self.vocab_size = model.vocab_size
         self.mask_token_id, self.eos_token_ids = spec.mask_token_id, spec.eos_token_ids
         self.max_length, self.attention, self.block_length = model.max_context, spec.attention, spec.block_length
         self.needs_left = spec.shifted
-        self._table = weights["embed.weight"]
-        self.device, self.dtype = self._table.device, self._table.dtype
+        self._decoder = Decoder(
+            _bare(model), weights, row_invariant="proven" if spec.block_length is not None else True
+        )
+        self.device, self.dtype = self._decoder.embedding.device, self._decoder.dtype
+        self._wide = torch.promote_types(self.dtype, torch.float32)
         self._never = torch.tensor([spec.mask_token_id], device=self.device)
-        invariant: RowInvariance = "proven" if spec.block_length is not None else True
-        self._layers = [DenoiserLayer(spec, index, weights, invariant) for index in range(model.num_layers)]
-        self._norm = norm(weights["final_norm.weight"], model.norm_eps)
-        self._head = head(self._table if model.tied else weights["head.weight"], invariant)
 
     def without(self, ids: Sequence[int]) -> NativeDenoiser:
         """The same model, by which some ids are never written: their logits are -inf, as the mask token's is."""
@@ -76,49 +76,45 @@ class NativeDenoiser:
 
     def _hidden(self, call: Call) -> torch.Tensor:
         """The normed states (q, hidden) of a call's rows; stores keys and values if it says so."""
-        cache = _cache_of(call)
+        cache, decoder, model = _cache_of(call), self._decoder, self.spec.model
         slots = torch.from_numpy(call.slots).to(self.device)
+        rotation = wide_rotation(model.ropes["default"], slots, self.dtype)
         view = view_of(call, self.block_length, self.device)
-        model = self.spec.model
-        by = rotation(model.ropes["default"], slots, self.dtype)
-        x = embed(torch.from_numpy(call.ids).to(self.device), self._table, model.embedding_multiplier)
-        for index, layer in enumerate(self._layers):
-            q, k, v = layer.open(x, by)
-            keys, values = k, v
-            if view.read is not None and cache is not None:
-                keys = torch.cat((cache.keys[index].index_select(0, view.read), k))
-                values = torch.cat((cache.values[index].index_select(0, view.read), v))
-            if view.order is not None:
-                keys, values = keys.index_select(0, view.order), values.index_select(0, view.order)
-            if call.write and cache is not None:
-                cache.keys[index].index_copy_(0, slots, k)
-                cache.values[index].index_copy_(0, slots, v)
-            x = layer.close(x, attend(q, keys, values, view.groups, model.scale))
+        step = CanvasStep(decoder.shape, view, rotation, cache, slots if call.write else None)
+        x = decoder.embed_index(torch.from_numpy(call.ids).to(self.device))
+        if model.embedding_multiplier != 1.0:
+            x.mul_(model.embedding_multiplier)
+        decoder.run(x, step, {})
         if call.write and cache is not None:
             cache.mark(call.slots)
-        return self._norm(x)
+        return decoder.final_norm(x)
 
     def _logits(self, states: torch.Tensor, call: Call) -> torch.Tensor:
         if call.wanted is not None and not call.wanted.size:
-            return torch.empty(
-                0, self.vocab_size, dtype=torch.promote_types(self.dtype, torch.float32), device=self.device
-            )
+            return torch.empty(0, self.vocab_size, dtype=self._wide, device=self.device)
         if not self.needs_left:
-            return self._finish(self._head(states if call.wanted is None else self._rows(states, call.wanted)))
+            return self._head(states if call.wanted is None else self._rows(states, call.wanted))
         left = left_rows(call.slots)
         left = left if call.wanted is None else left[call.wanted]
         known = torch.from_numpy(left >= 0).to(self.device)
-        out = self._finish(self._head(self._rows(states, np.maximum(left, 0))))
+        out = self._head(self._rows(states, np.maximum(left, 0)))
         out[~known] = torch.nan
         return out
 
     def _rows(self, states: torch.Tensor, rows: Ints) -> torch.Tensor:
         return states[torch.from_numpy(rows).to(self.device)]
 
-    def _finish(self, logits: torch.Tensor) -> torch.Tensor:
+    def _head(self, states: torch.Tensor) -> torch.Tensor:
+        logits = self._decoder.head(states, norm=False).to(self._wide)
         if self.spec.model.logit_multiplier != 1.0:
             logits = logits * self.spec.model.logit_multiplier
         return logits.index_fill_(1, self._never, -torch.inf)
+
+
+def _bare(model: ModelSpec) -> ModelSpec:
+    """The shape without what is done here: rotations, and factors on embeddings and logits."""
+    layers = tuple(replace(layer, rope=None) for layer in model.layers)
+    return replace(model, layers=layers, embedding_multiplier=1.0, logit_multiplier=1.0)
 
 
 def _cache_of(call: Call) -> NativeSlotCache | None:

@@ -15,12 +15,13 @@ Source: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from paceline.errors import CheckpointError
-from paceline.models.base import Runner
+from paceline.models.base import PassResult, Runner
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.head_files import read_head
 from paceline.models.heads.shared_rows import embedding_of, head_of, target_rows
@@ -104,7 +105,7 @@ class FeatureHead:
         tokens: Sequence[int],
         states: torch.Tensor,
         picked: Sequence[int],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> PassResult:
         """One pass over the inputs of all sequences, which stay in scratch until `commit`.
 
         Args:
@@ -116,18 +117,29 @@ class FeatureHead:
         Returns:
             Logits (picked, n), see `tokens`, and the states (r, hidden) that go with the next tokens.
         """
-        layer_inputs, added = self._make(self._embed(tokens), states)
-        picked_here = () if self._shared else picked
-        result = self.runner.run_states(caches, trees, computed, layer_inputs, added_qkv=added, picked=picked_here)
-        logits, after = result.logits, result.states
-        if self._shared and picked:
-            rows = after if len(picked) == len(after) else after[torch.tensor(picked, device=after.device)]
-            logits = self._target_logits(rows)
-        return logits, after
+        made = self._make(self._embed(tokens), states)
+        result = self.runner.run_states(
+            caches, trees, computed, made.states, added_qkv=made.added_qkv, picked=() if self._shared else picked
+        )
+        if not self._shared or not picked:
+            return result
+        after = result.states
+        rows = after if len(picked) == len(after) else after[torch.tensor(picked, device=after.device)]
+        return PassResult(self._target_logits(rows), after)
 
     def _target_logits(self, states: torch.Tensor) -> torch.Tensor:
         states = states if self._norm is None else self._norm(states)
         return head_of(self.target, self.name).head(states, norm=self._norm is None and not self.config.normed)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerInputs:
+    """What the layer reads: states (r, hidden), and what is added to queries, keys and values (r, outputs), if anything
+    is.
+    """
+
+    states: torch.Tensor
+    added_qkv: torch.Tensor | None = None
 
 
 class _EagleInputs:
@@ -139,8 +151,8 @@ class _EagleInputs:
     def joined(self, states: torch.Tensor) -> torch.Tensor:
         return states
 
-    def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self._fc(torch.cat((embedded, states), 1)), None
+    def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> _LayerInputs:
+        return _LayerInputs(self._fc(torch.cat((embedded, states), 1)))
 
 
 class _Eagle3Inputs:
@@ -151,9 +163,9 @@ class _Eagle3Inputs:
     def __init__(self, fc: Map, norm: Map, half: Map, state_norm: Map | None) -> None:
         self.joined, self._norm, self._half, self._state_norm = fc, norm, half, state_norm
 
-    def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> _LayerInputs:
         states = states if self._state_norm is None else self._state_norm(states)
-        return states, self._half(self._norm(embedded))
+        return _LayerInputs(states, self._half(self._norm(embedded)))
 
 
 def _eagle_inputs(weights: Weights) -> _EagleInputs:

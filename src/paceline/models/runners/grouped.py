@@ -88,7 +88,7 @@ class GroupedRunner(StateOperations[NativeCache]):
             return self.native.score(caches, roots, trees, taps=taps, computed=computed)
 
         def run(x: torch.Tensor | None, plan: LayerPlan) -> torch.Tensor:
-            return self.run_layers(caches, roots, trees, plan=plan, hidden=x, computed=computed)[0]
+            return self.run_layers(caches, roots, trees, plan=plan, hidden=x, computed=computed).states
 
         x = run(None, LayerPlan(stop=1))
         for block in self._blocks[1:]:

@@ -109,7 +109,7 @@ class _InvarianceTrial:
         return states
 
     def score(self, caches: Sequence[NativeCache], roots: Sequence[int], trees: Sequence[TokenTree]) -> Rows:
-        return self.runner.run_layers(caches, roots, trees, plan=self.plan)[0]
+        return self.runner.run_layers(caches, roots, trees, plan=self.plan).states
 
     def cached(self, cache: NativeCache, length: int) -> torch.Tensor:
         """Keys and values of the first `length` positions, of all layers that are run."""

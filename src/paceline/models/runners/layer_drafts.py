@@ -16,7 +16,7 @@ import torch
 
 from paceline.errors import CapabilityError
 from paceline.models.abilities import LayeredRunner
-from paceline.models.base import LayerPlan
+from paceline.models.base import LayerPlan, PassResult
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class LayerDrafts:
         *,
         states: bool = False,
         logits: bool = True,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> PassResult:
         """One more token of every draft.
 
         Args:
@@ -59,14 +59,14 @@ class LayerDrafts:
             plan: which layers run; it begins at layer 0.
             states, logits: whether the hidden states, and whether the logits are wanted.
         Returns:
-            (r, v) logits after each sequence's last input, by the final norm and the head; (r, hidden) states behind
-            the last layer of the plan, before that norm. Each empty unless wanted, in the model's dtype.
+            Logits (r, v) after each sequence's last input, by the final norm and the head, and states (r, hidden)
+            behind the last layer of the plan. Each empty unless wanted.
         """
         trees = [TokenTree.chain(chain[1:]) if len(chain) > 1 else EMPTY_TREE for chain in fed]
         done = [len(chain) - 1 for chain in fed]
-        after, _ = self.runner.run_layers(caches, [chain[0] for chain in fed], trees, plan=plan, computed=done)
+        after = self.runner.run_layers(caches, [chain[0] for chain in fed], trees, plan=plan, computed=done).states
         rows = self.runner.head(after) if logits else after.new_empty(0, self.runner.info.vocab_size)
-        return rows, after if states else after[:0]
+        return PassResult(rows, after if states else after[:0])
 
     def score(
         self,
@@ -90,11 +90,11 @@ class LayerDrafts:
         if late:
             left = [1 + len(trees[i]) - len(known[i]) for i in late]
             arguments = [caches[i] for i in late], [roots[i] for i in late], [trees[i] for i in late]
-            after, _ = self.runner.run_layers(*arguments, plan=plan, computed=[len(known[i]) for i in late])
-            for i, part in zip(late, after.split(left), strict=True):
+            after = self.runner.run_layers(*arguments, plan=plan, computed=[len(known[i]) for i in late])
+            for i, part in zip(late, after.states.split(left), strict=True):
                 whole[i] = torch.cat((known[i], part))
         rest, runner = self._rests.setdefault(plan.stop or 0, LayerPlan(first=plan.stop or 0)), self.runner
-        states, _ = runner.run_layers(caches, roots, trees, plan=rest, hidden=torch.cat(whole))
+        states = runner.run_layers(caches, roots, trees, plan=rest, hidden=torch.cat(whole)).states
         rows = tuple(accumulate((1 + len(tree) for tree in trees), initial=0))
         return Scores(runner.head(states), rows)
 
@@ -123,9 +123,9 @@ def resuming_pays(runner: Runner, drafts: LayerDrafts, plan: LayerPlan) -> bool:
         for _ in range(TURNS):
             fed, states = [0], list[torch.Tensor]()
             for _ in range(nodes):
-                logits, state = drafts.step([cache], [fed], plan, states=True)
-                fed.append(int(logits.argmax()))
-                states.append(state)
+                result = drafts.step([cache], [fed], plan, states=True)
+                fed.append(int(result.logits.argmax()))
+                states.append(result.states)
             trees, known, start = [TokenTree.chain(fed[1:])], torch.cat(states), perf_counter()
             drafts.score([cache], [0], trees, [known], plan)
             middle = perf_counter()

@@ -18,7 +18,7 @@ import torch
 from paceline.errors import CapabilityError
 from paceline.models.abilities import check_inputs
 from paceline.models.attention.segments import Segment
-from paceline.models.base import ALL_LAYERS, LayerPlan
+from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
 from paceline.models.checks import check_extend, check_score
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.decoder import Weights
@@ -185,7 +185,7 @@ class LongRopeRunner(StateOperations[LongRopeCache]):
         hidden: torch.Tensor | None = None,
         taps: Sequence[int] = (),
         computed: Sequence[int] | None = None,
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    ) -> PassResult:
         """See `RunsLayers.run_layers`; raises CapabilityError as `extend` does."""
         if plan.first == 0:
             self._before_step(caches, roots if hidden is None else [UNKNOWN] * len(caches), trees)

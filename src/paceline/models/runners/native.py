@@ -24,13 +24,13 @@ from paceline.errors import ConfigError
 from paceline.models.abilities import check_inputs
 from paceline.models.attention.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.attention.tree_attention import Masks
-from paceline.models.base import ALL_LAYERS, Capabilities, LayerPlan, ModelInfo
+from paceline.models.base import ALL_LAYERS, Capabilities, LayerPlan, ModelInfo, PassResult
 from paceline.models.checks import check_extend, check_score, check_tokens
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.decoder import Decoder, Weights
 from paceline.models.layers.linear import RowInvariance
 from paceline.models.layers.rope import Rotary
-from paceline.models.passes.base import Passes, PassResult
+from paceline.models.passes.base import Passes
 from paceline.models.passes.eager import EagerPasses
 from paceline.models.passes.eligibility import fits
 from paceline.models.passes.graphs import ScoringGraphs
@@ -211,15 +211,16 @@ class NativeRunner(StateOperations[NativeCache]):
         check_score(self.info, caches, trees)
         self._check_fed(roots, trees)
         segments = self._segments(caches, trees, computed)
+        result: PassResult | None = None
         if self.graphs is not None:
             fed = [
                 fed_tokens([root], [tree], [segment])
                 for root, tree, segment in zip(roots, trees, segments, strict=True)
             ]
-            if (result := self.graphs.run(segments, fed, taps)) is not None:
-                return Scores(result[0], offsets(segments), result[1])
-        output = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
-        return Scores(output.logits, offsets(segments), output.taps, output.best)
+            result = self.graphs.run(segments, fed, taps)
+        if result is None:
+            result = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
+        return Scores(result.logits, offsets(segments), result.taps, result.best)
 
     def _check_fed(self, roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
         check_tokens(self.info, roots, self._rows)
@@ -238,7 +239,7 @@ class NativeRunner(StateOperations[NativeCache]):
         hidden: torch.Tensor | None = None,
         taps: Sequence[int] = (),
         computed: Sequence[int] | None = None,
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    ) -> PassResult:
         """See `RunsLayers.run_layers`.
 
         Raises:
@@ -257,8 +258,7 @@ class NativeRunner(StateOperations[NativeCache]):
                 f"run_layers: hidden must be ({rows}, {self.info.hidden_size}), got {tuple(hidden.shape)}"
             )
         fed = fed_tokens(roots, trees, segments) if hidden is None else hidden.to(self.info.dtype)
-        result = self._pass(segments, fed, plan=plan, taps=taps, logits=(), states=True)
-        return result.states, result.taps
+        return self._pass(segments, fed, plan=plan, taps=taps, logits=(), states=True)
 
     @torch.inference_mode()
     def run_states(

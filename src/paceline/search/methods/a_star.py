@@ -72,6 +72,7 @@ class AStar(Search):
     """
 
     name = "a_star"
+    needs_code = True
 
     def __init__(
         self,

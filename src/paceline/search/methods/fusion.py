@@ -48,6 +48,7 @@ class GenerativeFusion(Search):
     """
 
     name = "gfd"
+    needs_code = True
     drops_dead_ends = keeps_beginnings = True
 
     def __init__(

@@ -58,6 +58,7 @@ class TransferQ(Search):
     """
 
     name = "transfer_q"
+    needs_code = True
     one_text = keeps_beginnings = True
 
     def __init__(
