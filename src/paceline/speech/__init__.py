@@ -4,3 +4,7 @@ Reading audio and its features, the ids and the logit rule of a checkpoint, fall
 word times, live captions, and the formats of transcripts: functions over arrays, token ids and logits. Nothing here
 runs a model, knows drafters or the engine.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
