@@ -44,7 +44,7 @@ def test_what_only_benchmarks_import_is_an_extra() -> None:
     drawing = [path.name for path in (ROOT / "src").rglob("*.py") if "matplotlib" in path.read_text(encoding="utf-8")]
     assert "matplotlib" in imported(ROOT / "src" / "paceline" / "bench")
     assert set(drawing) <= {"drawing.py", "report.py"}, "all else works without it"
-    assert modules_of(PROJECT["optional-dependencies"]["bench"]) == {"matplotlib", "accelerate"}
+    assert modules_of(PROJECT["optional-dependencies"]["bench"]) == {"matplotlib", "accelerate", "jiwer"}
 
 
 def test_a_script_that_cannot_draw_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

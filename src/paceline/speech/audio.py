@@ -89,9 +89,9 @@ def load_audio(
             return found
         with _opened(source, name) as file:
             _check_size(file, name, limits)
-            return (
-                _decoded_apart(file, name, limits) if isolated else np.concatenate(list(decoder.decoded(file, *bounds)))
-            )
+            if isolated:
+                return _decoded_apart(file, name, limits)
+            return np.concatenate(list(decoder.decoded(file, *bounds)))
     except decoder.BadAudioError as error:
         raise PromptError(f"{name} {error}") from None
 

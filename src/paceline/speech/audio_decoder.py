@@ -2,7 +2,7 @@
 
 The program reads a file on standard input, which must be one that can be sought in, and writes float32 samples to
 standard output, a file, too; where something is wrong with the audio, it writes why instead and exits with `BAD`. Its
-argument are the limits, as JSON. Memory, time and what it writes are bound by them, so that a file made to break a
+argument is the limits, as JSON. Memory, time and what it writes are bound by them, so that a file made to break a
 decoder breaks no other process. It imports nothing of this package, and so starts quickly.
 """
 
@@ -156,7 +156,9 @@ def limit(max_seconds: float, decode_seconds: float) -> None:
         (resource.RLIMIT_NOFILE, 16),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(kind, (most, most))
+        held = resource.getrlimit(kind)[1]
+        allowed = most if held == resource.RLIM_INFINITY else min(most, held)
+        resource.setrlimit(kind, (allowed, allowed))
 
 
 def main(limits: dict[str, Any]) -> int:

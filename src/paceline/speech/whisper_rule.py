@@ -55,8 +55,11 @@ class WhisperRule(LogitRule):
     def _prefer_times(self, row_v: torch.Tensor) -> None:
         """One row alone, so that it does not depend on those beside it; without waiting for a device."""
         first = self._tokens.first_timestamp
-        times_are_likelier = row_v[first:].logsumexp(0) > row_v[:first].max()
-        row_v[:first].masked_fill_(times_are_likelier, -math.inf)
+        times_are_likelier = row_v[first:].logsumexp(0) > row_v[:first].amax()
+        if row_v.device.type != "cpu":
+            row_v[:first].masked_fill_(times_are_likelier, -math.inf)
+        elif times_are_likelier:  # which is seldom, and cheaper to ask than to mask
+            row_v[:first] = -math.inf
 
     def _always_on(self, device: torch.device) -> torch.Tensor:
         if device not in self._always:
