@@ -98,6 +98,8 @@ def test_a_source_is_read_once_for_all_that_have_it(made: Any) -> None:
     _, runner = made("t5")
     inputs = Inputs(encoder_tokens=[4, 5, 6, 7, 8, 9, 3])
     before = runner.sources_read
+    assert runner.memory.blocks_to_come(inputs) == runner.memory.blocks_for(7)
+    free = runner.memory.left()
     cache = runner.open(0, inputs)
     assert runner.rows_to_encode(cache) == 7
     runner.encode([cache, runner.open(0, Inputs(encoder_tokens=[4, 5, 6, 7, 8, 9, 3]))])
@@ -107,10 +109,9 @@ def test_a_source_is_read_once_for_all_that_have_it(made: Any) -> None:
     runner.encode([again, fork])
     assert runner.sources_read == before + 1
     assert runner.memory.blocks_to_come(inputs) == 0
-    assert runner.held_bytes == 7 * 2 * 3 * 4 * 12 * 4  # rows, keys and values, layers, heads, head dim, float32
+    assert runner.memory.left() == free - runner.memory.blocks_for(7)
     for one in (cache, again, fork):
         runner.release(one)
-    assert runner.held_bytes == 0
     assert runner.memory.blocks_to_come(inputs) > 0
 
 

@@ -16,6 +16,7 @@ from paceline.models.layers.linear import RowInvariance
 from paceline.models.layers.positions import position_table, relative_biases
 from paceline.models.layers.rope import Rotary
 from paceline.models.spec import ConvolutionSpec, EncoderSpec, ModelSpec, attention_shape
+from paceline.models.state.arena import Arena
 from paceline.models.state.cross_memory import CrossMemory
 
 PREFIX = "encoder."
@@ -51,12 +52,15 @@ class Encoder:
             for i in range(model.num_layers)
         ]
 
-    def read(self, sources: Sequence[torch.Tensor]) -> list[CrossMemory]:
-        """What the decoder attends to, of each source; as for `run`."""
-        return [
-            CrossMemory(tuple(make(states).view(self._memory_shape) for make in self._memory_maps))
-            for states in self.run(sources)
-        ]
+    def read(self, sources: Sequence[torch.Tensor], arena: Arena) -> list[CrossMemory]:
+        """What the decoder attends to, of each source, as for `run`; in slots of the decoder's arena."""
+        memories = []
+        for states in self.run(sources):
+            memory = CrossMemory(arena, len(states))
+            for layer, make in enumerate(self._memory_maps):
+                memory.write(layer, make(states).view(self._memory_shape))
+            memories.append(memory)
+        return memories
 
     def run(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """States (rows, hidden) of each source: ids (tokens,) int64, or features (channels, steps) or (steps,)."""

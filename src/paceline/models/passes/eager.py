@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -63,6 +63,15 @@ class EagerPasses:
         else:
             scores = x.new_empty(0, decoder.spec.vocab_size)
         return PassResult(scores, x if states else x[:0], kept)
+
+    def source_queries(
+        self, segment: Segment, fed: Sequence[int], layers: Collection[int]
+    ) -> Mapping[int, torch.Tensor]:
+        """See `QueriesSource.source_queries`."""
+        assert segment.memory is not None, "a sequence without a source"
+        source = SourceAttention(self.decoder.shape, [segment.memory], [segment.rows], layers)
+        self.run([segment], fed, (), logits=(), source=source)
+        return source.queries
 
     def _source(self, segments: Sequence[Segment]) -> SourceAttention | None:
         memories = [segment.memory for segment in segments if segment.memory is not None]
