@@ -47,7 +47,7 @@ class EagerPasses:
         x = fed.clone() if isinstance(fed, torch.Tensor) else decoder.embed(fed)
         positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
         if not plan.first:
-            x = decoder.placed(x, positions)
+            x = decoder.placement.apply(x, positions)
         kept = decoder.run(
             x, self._step(segments), self.rotary.at(positions, lengths), plan, taps,
             added_qkv=added_qkv, source=source or self._source(segments),
