@@ -8,7 +8,7 @@ Source: Robust Speech Recognition via Large-Scale Weak Supervision (arXiv:2212.0
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
@@ -19,7 +19,7 @@ import torch
 from paceline.config import SamplingParams
 from paceline.engine import ReadPrompt
 from paceline.errors import ConfigError, PacelineError, PromptError
-from paceline.models import AttendsToSource, Inputs
+from paceline.models import AttendsToSource, Inputs, SequenceCache
 from paceline.speech import (
     FRAMES_PER_SECOND,
     SAMPLE_RATE,
@@ -200,15 +200,34 @@ class Transcriber:
     def _side_by_side(self, running: Sequence[Generator[_Window, None, Transcript]]) -> list[Transcript]:
         """Let all go on until they have ended, a window each at a time."""
         results: dict[int, Transcript] = {}
-        while left := [number for number in range(len(running)) if number not in results]:
-            windows = []
-            for number in left:
-                try:
-                    windows.append(next(running[number]))
-                except StopIteration as end:
-                    results[number] = end.value
-            self._decode(windows)
+        held = dict[str, SequenceCache]()
+        try:
+            while left := [number for number in range(len(running)) if number not in results]:
+                windows = []
+                for number in left:
+                    try:
+                        windows.append(next(running[number]))
+                    except StopIteration as end:
+                        results[number] = end.value
+                self._hold(held, windows)
+                self._decode(windows, held)
+        finally:
+            self._hold(held, ())
         return [results[number] for number in range(len(running))]
+
+    def _hold(self, held: dict[str, SequenceCache], windows: Sequence[_Window]) -> None:
+        """Have a sequence with the source of each window, so that what the encoder has read stays while it is asked for
+        again; sequences of others are released.
+        """
+        wanted = {window.inputs.digest: window.inputs for window in windows}
+        for digest in held.keys() - wanted.keys():
+            with self._llm.turns.turn():
+                self._runner.release(held.pop(digest))
+        for digest, inputs in wanted.items():
+            with self._llm.turns.turn():
+                if digest not in held:
+                    held[digest] = self._runner.open(0, inputs)
+                self._runner.encode([held[digest]])
 
     # -------------------------------------------------------------------------------------------- one audio
 
@@ -283,26 +302,15 @@ class Transcriber:
 
     # -------------------------------------------------------------------------------------------- passes
 
-    def _decode(self, windows: Sequence[_Window]) -> None:
+    def _decode(self, windows: Sequence[_Window], held: Mapping[str, SequenceCache]) -> None:
         """Decode windows side by side, then score what was sampled in one more pass each, for the fallback."""
-        turns = self._llm.turns
-        caches = []
-        try:
-            for window in windows:
-                with turns.turn():
-                    cache = self._runner.open(0, window.inputs)
-                    caches.append(cache)
-                    self._runner.encode([cache])
-            self._sample([window for window in windows if window.temperature is not None])
-            for window, cache in zip(windows, caches, strict=True):
-                end = len(window.sampled) - (window.sampled[-1:] == [self.tokens.end])
-                with turns.turn():
-                    fed = [*window.prompt, *window.sampled[:end]]
-                    window.rows = self._runner.extend([cache], [fed], all_logits=True).logits
-        finally:
-            with turns.turn():
-                for cache in caches:
-                    self._runner.release(cache)
+        self._sample([window for window in windows if window.temperature is not None])
+        for window in windows:
+            cache, end = held[window.inputs.digest], len(window.sampled) - (window.sampled[-1:] == [self.tokens.end])
+            with self._llm.turns.turn():
+                self._runner.truncate(cache, 0)
+                fed = [*window.prompt, *window.sampled[:end]]
+                window.rows = self._runner.extend([cache], [fed], all_logits=True).logits
 
     def _sample(self, windows: Sequence[_Window]) -> None:
         if not windows:

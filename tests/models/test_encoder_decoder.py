@@ -94,10 +94,69 @@ def test_neighbours_change_nothing(name: str, made: Any) -> None:
         torch.testing.assert_close(scores.of(i), reference(model, given, text), rtol=1e-4, atol=2e-5)
 
 
+WIDE: dict[str, Any] = {
+    "d_model": 64, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 96, "vocab_size": 103,
+}  # fmt: skip
+"""Sizes that fill vectors; the head's rows do not fill a strip."""
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart", "pegasus", "marian", "m2m_100", "whisper"])
+def test_compiled_passes_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Chunks, a tree, a commit of its path, taps, and what the heads ask of the source."""
+    sizes = WIDE | ({"decoder_vocab_size": 103} if name == "marian" else {})
+    model, runner = tiny.make(name, tmp_path, **sizes), load_runner(tmp_path, dtype="float32")
+    assert runner.info.passes == "compiled"
+    inputs, given = tiny.source(name)
+    cache = opened(runner, inputs)
+    chunk = runner.extend([cache], [TEXT[:4]], all_logits=True, taps=(0, 2))
+    torch.testing.assert_close(chunk.logits, reference(model, given, TEXT[:4]), rtol=1e-4, atol=2e-4)
+    states = model(**given, decoder_input_ids=torch.tensor([TEXT[:4]]), output_hidden_states=True).decoder_hidden_states
+    torch.testing.assert_close(chunk.taps[0], states[1][0], rtol=1e-4, atol=2e-4)
+    tree = TokenTree.build([7, 8, 9, 11], [-1, -1, 0, 1])
+    logits = runner.score([cache], [TEXT[4]], [tree]).logits
+    for node, path in {0: [7], 1: [8], 2: [7, 9], 3: [8, 11]}.items():
+        want = reference(model, given, [*TEXT[:5], *path])[-1]
+        torch.testing.assert_close(logits[1 + node], want, rtol=1e-4, atol=2e-4)
+    runner.commit([cache], [[1, 3]])
+    other_inputs, other_given = tiny.source(name, 1)
+    other = opened(runner, other_inputs)
+    scores = runner.extend([cache, other], [[33, 34], TEXT[:3]], all_logits=True)
+    want = reference(model, given, [*TEXT[:5], 8, 11, 33, 34])[-2:]
+    torch.testing.assert_close(scores.of(0), want, rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(scores.of(1), reference(model, other_given, TEXT[:3]), rtol=1e-4, atol=2e-4)
+    fresh = opened(runner, inputs)
+    heads = [(0, 1), (2, 0)]
+    weights = runner.attention_to_source(fresh, TEXT, heads)
+    model.set_attn_implementation("eager")
+    seen = model(**given, decoder_input_ids=torch.tensor([TEXT]), output_attentions=True).cross_attentions
+    for (layer, head), rows in zip(heads, weights, strict=True):
+        torch.testing.assert_close(rows, seen[layer][0, head], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["whisper", "marian"])
+def test_a_row_keeps_its_bits_in_compiled_passes(name: str, tmp_path: Path) -> None:
+    """Alone, among many rows and in int8."""
+    tiny.make(name, tmp_path, **WIDE | ({"decoder_vocab_size": 103} if name == "marian" else {}))
+    inputs, _ = tiny.source(name)
+    for options in ({"dtype": "float32"}, {"dtype": "bfloat16"}, {"dtype": "float32", "quantization": "int8"}):
+        runner: Any = load_runner(tmp_path, **options)
+        assert runner.info.passes == "compiled"
+        whole = runner.extend([opened(runner, inputs)], [TEXT], all_logits=True).logits
+        cache, rows = opened(runner, inputs), []
+        for token in TEXT:
+            rows.append(runner.score([cache], [token], [TokenTree.chain([])]).logits)
+            runner.commit([cache], [[]])
+        assert torch.equal(torch.cat(rows), whole)
+        other = runner.extend([opened(runner, tiny.source(name, 1)[0])], [TEXT], all_logits=True).logits
+        assert not torch.equal(other, whole)  # the source counts
+
+
 def test_a_source_is_read_once_for_all_that_have_it(made: Any) -> None:
     _, runner = made("t5")
     inputs = Inputs(encoder_tokens=[4, 5, 6, 7, 8, 9, 3])
     before = runner.sources_read
+    assert runner.memory.blocks_to_come(inputs) == runner.memory.blocks_for(7)
+    free = runner.memory.left()
     cache = runner.open(0, inputs)
     assert runner.rows_to_encode(cache) == 7
     runner.encode([cache, runner.open(0, Inputs(encoder_tokens=[4, 5, 6, 7, 8, 9, 3]))])
@@ -107,10 +166,9 @@ def test_a_source_is_read_once_for_all_that_have_it(made: Any) -> None:
     runner.encode([again, fork])
     assert runner.sources_read == before + 1
     assert runner.memory.blocks_to_come(inputs) == 0
-    assert runner.held_bytes == 7 * 2 * 3 * 4 * 12 * 4  # rows, keys and values, layers, heads, head dim, float32
+    assert runner.memory.left() == free - runner.memory.blocks_for(7)
     for one in (cache, again, fork):
         runner.release(one)
-    assert runner.held_bytes == 0
     assert runner.memory.blocks_to_come(inputs) > 0
 
 

@@ -71,6 +71,13 @@ def fill(segment: Segment, window: int | None, slots: tuple[Ints, int], out: Int
     out[:] = rows
 
 
+def fill_source(memory: NativeCache, lists: SlotLists, out: Ints, kept: list[Ints]) -> None:
+    """The same of rows that all see a source, the last slot of which stands in their own lists."""
+    _, start = lists.of(memory, memory.length, kept)
+    shared = memory.length - 1
+    out[:] = (start, shared, start + 8 * shared, 1)
+
+
 def _fill_tree(segment: Segment, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
     length, (first, inputs) = segment.cache.length, segment.visible(window)
     low, counts = first if window is None else np.minimum(first, length), inputs.sum(1)

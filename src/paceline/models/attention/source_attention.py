@@ -6,8 +6,7 @@ Axes as in models.attention.tree_attention.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -25,10 +24,10 @@ class SourceAttention:
 
     Args:
         memories: of each sequence. rows: how many of its rows are fed.
-        watched: layer -> query heads, in the checkpoint's order, whose attention is wanted.
+        watched: layers whose queries are wanted.
 
     Attributes:
-        weights: (layer, head) -> (r, s) attention of the watched heads of the one sequence, each row summing to 1.
+        queries: of these layers, each (r, g * h, d).
     """
 
     def __init__(
@@ -36,26 +35,20 @@ class SourceAttention:
         shape: AttentionShape,
         memories: Sequence[CrossMemory],
         rows: Sequence[int],
-        watched: Mapping[int, Sequence[int]] = MappingProxyType({}),
+        watched: Collection[int] = (),
     ) -> None:
         self._shape, self._memories, self._rows, self._watched = shape, memories, list(rows), watched
-        self.weights: dict[tuple[int, int], torch.Tensor] = {}
+        self.queries: dict[int, torch.Tensor] = {}
 
     def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """(r, g * h, d) -> (r, g * h * d)."""
-        for head in self._watched.get(layer, ()):
-            self.weights[layer, head] = self._attention_of(layer, head, queries)
+        if layer in self._watched:
+            self.queries[layer] = queries
         parts = queries.split(self._rows)
         attended = [
-            _over(self._shape, part, memory.layers[layer]) for part, memory in zip(parts, self._memories, strict=True)
+            _over(self._shape, part, memory.read(layer)) for part, memory in zip(parts, self._memories, strict=True)
         ]
         return attended[0] if len(attended) == 1 else torch.cat(attended)
-
-    def _attention_of(self, layer: int, head: int, queries: torch.Tensor) -> torch.Tensor:
-        shape, (memory,) = self._shape, self._memories
-        kv_head, group = divmod(head, shape.groups)
-        keys = memory.layers[layer][:, kv_head].float()
-        return torch.softmax(queries[:, group * shape.kv_heads + kv_head].float() @ keys.T * shape.scale, -1)
 
 
 def _over(

@@ -484,7 +484,8 @@ def attend(frame: int, layer: int, me: int, team: int) -> None:
     """Keys and values to the cache, then attention of all rows; every thread calls it with its number."""
     rows, kv_heads, seen = read(frame + at.ROWS), read(frame + at.KV_HEADS), read(layer + at.SEEN)
     groups = read(frame + at.HEADS) // kv_heads
-    _write_cache(frame, layer, kv_heads * rows * me // team, kv_heads * rows * (me + 1) // team)
+    if read(layer + at.SOURCE_ATTENTION) == 0:
+        _write_cache(frame, layer, kv_heads * rows * me // team, kv_heads * rows * (me + 1) // team)
     in_strips = read(layer + at.IN_STRIPS) == 1
     most = QUERIES if in_strips else MAX_QUERIES
     if kv_heads % team:

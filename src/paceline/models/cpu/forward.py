@@ -21,7 +21,17 @@ from paceline.models.cpu.compilation import machine_code, source_number
 from paceline.models.cpu.experts import mixture
 from paceline.models.cpu.matrix import convert_row, own_rows, share_of, steps_of, strip_size, strip_sums, when_prepared
 from paceline.models.cpu.matrix_unit import release
-from paceline.models.cpu.sublayers import STRIP_BYTES, down, gate_up, norm_all_heads, norm_or_copy, project, qkv
+from paceline.models.cpu.sublayers import (
+    STRIP_BYTES,
+    add_bias,
+    down,
+    gate_up,
+    norm_all_heads,
+    norm_or_copy,
+    norm_sums,
+    project,
+    qkv,
+)
 from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import BYTES, DOT, STRIP
 from paceline.models.cpu.vectors import (
@@ -141,6 +151,16 @@ def copy_states(frame: int, source: int, pitch: int, target: int, me: int, team:
 
 
 @part_of_compiled
+def copy_queries(frame: int, layer: int, me: int, team: int) -> None:
+    """Copy the rows' queries, float32, to where they are wanted."""
+    rows, size = read(frame + at.ROWS), 4 * read(frame + at.HEADS) * read(frame + at.HEAD_DIM)
+    for row in range(rows * me // team, rows * (me + 1) // team):
+        source = read(frame + at.PROJECTED) + row * read(frame + at.PROJECTED_PITCH)
+        for i in range(0, size, 64):
+            store(read(layer + at.QUERIES_TAP) + row * size + i, load(source + i))
+
+
+@part_of_compiled
 def _put_logits(frame: int, sums: int, column: int) -> None:
     vocab, narrow = read(frame + at.VOCAB), read(frame + at.NARROW) == 1
     factor, cap = broadcast(read_float(frame + at.LOGIT_SCALE)), read_float(frame + at.LOGIT_CAP)
@@ -178,11 +198,12 @@ def head_inputs(frame: int, me: int, team: int) -> int:
 def head(frame: int, me: int, team: int) -> None:
     """Logits of the picked rows."""
     x, pitch = head_inputs(frame, me, team), read(frame + at.NORMED_PITCH)
-    kind, rows = read(frame + at.HEAD_KIND), read(frame + at.HEAD_ROWS)
+    kind, rows, bias = read(frame + at.HEAD_KIND), read(frame + at.HEAD_ROWS), read(frame + at.HEAD_BIAS)
     sums, steps = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), steps_of(kind, read(frame + at.HIDDEN))
     strips = (read(frame + at.VOCAB) + STRIP - 1) // STRIP
     for strip in range(strips * me // team, strips * (me + 1) // team):
         strip_sums(kind, read(frame + at.HEAD) + strip * strip_size(kind, steps), steps, x, pitch, rows, sums)
+        add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
         _put_logits(frame, sums, strip * STRIP)
 
 
@@ -207,6 +228,8 @@ def layer_pass(frame: int, layer: int, me: int, team: int) -> None:
     if read(layer + at.ATTENTION) == 1:
         qkv(frame, layer, me, team)
         wait_for_all(frame, team)
+        if read(layer + at.QUERIES_TAP) != 0:
+            copy_queries(frame, layer, me, team)
         if latent != 0:
             call_latent(latent, frame, layer, me, team, 0)
         norm_all_heads(frame, layer, me, team)
@@ -221,6 +244,7 @@ def layer_pass(frame: int, layer: int, me: int, team: int) -> None:
             read(layer + at.POST_ATTENTION_NORM), narrow and skipped, True,
         )  # fmt: skip
         wait_for_all(frame, team)
+        norm_sums(frame, me, team, read(layer + at.SUM_NORM), narrow and skipped)
     if not skipped:
         if read(layer + at.ROUTER) != 0:
             mixture(frame, layer, me, team, narrow)
@@ -230,6 +254,7 @@ def layer_pass(frame: int, layer: int, me: int, team: int) -> None:
             wait_for_all(frame, team)
             down(frame, layer, me, team, narrow)
         wait_for_all(frame, team)
+        norm_sums(frame, me, team, read(layer + at.MLP_SUM_NORM), narrow)
     if read(layer + at.TAP) != 0:
         copy_states(frame, read(frame + at.X), read(frame + at.X_PITCH), read(layer + at.TAP), me, team)
 

@@ -1,7 +1,7 @@
 """Where compiled code finds what it works on: byte offsets into tables of 8-byte fields.
 
-The *frame* describes one pass, a *layer* record one decoder layer, an *expert* record one expert of a mixture or the
-MLP beside them, a *rope* record one kind of rotary embedding.
+The *frame* describes one pass, a *layer* record one decoder layer, or one of its two parts where it attends to a source
+too, an *expert* record one expert of a mixture or the MLP beside them, a *rope* record one kind of rotary embedding.
 Pointers and counts are int64; a float32 takes the first half of its field.
 """
 
@@ -43,12 +43,12 @@ FIELD = 8
     RESULT,  # (rows, hidden) hidden states behind the last layer, or 0
     FINAL_NORM, FINAL_TAP,  # weights, and where the normed states go, or 0
     # the head's strips and their kind of product, count and (rows,) indices of its rows, result
-    HEAD, HEAD_KIND, HEAD_ROWS, PICKED, VOCAB, LOGITS, LOGIT_SCALE,
+    HEAD, HEAD_KIND, HEAD_BIAS, HEAD_ROWS, PICKED, VOCAB, LOGITS, LOGIT_SCALE,  # HEAD_BIAS: 0 for none
     SPARE,  # see OWN_NORMED
     # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
     BEST, PARTS, PARTS_ROWS,
     FRAME_FIELDS,
-) = range(0, 94 * FIELD, FIELD)  # fmt: skip
+) = range(0, 95 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs
@@ -66,8 +66,11 @@ FIELD = 8
     SEEN,  # address of the layer's kind of window: rows of the four fields below
     ROPE,  # address of the layer's rope record, or 0
     TAP,  # where the states behind this layer go, or 0
+    # 1 where the record attends to a source: it projects queries alone, which go to QUERIES_TAP, too, unless that is 0
+    SOURCE_ATTENTION, QUERIES_TAP,
+    SUM_NORM, MLP_SUM_NORM,  # norms of the residual stream behind attention and behind the MLP, or 0
     LAYER_FIELDS,
-) = range(0, 37 * FIELD, FIELD)  # fmt: skip
+) = range(0, 41 * FIELD, FIELD)  # fmt: skip
 
 (
     # strips and biases, inner width, kinds of product

@@ -46,7 +46,7 @@ from paceline.utils import part_of_compiled
 
 STRIP_BYTES = 4 * STRIP
 
-SILU, GELU_TANH, GELU, CLAMPED = 0, 1, 2, 3
+SILU, GELU_TANH, GELU, CLAMPED, RELU = 0, 1, 2, 3, 4
 """Activations of the gate, or of an MLP without one; CLAMPED is that of gpt-oss, see ModelSpec."""
 
 
@@ -146,6 +146,8 @@ def add_normed(frame: int, me: int, team: int, norm: int, rounded: bool) -> None
 def _activated(gate: Any, kind: int) -> Any:
     """The activation of lanes; gelu_tanh is x * sigmoid(1.5958 (x + 0.044715 x^3))."""
     ones = broadcast(np.float32(1.0))
+    if kind == RELU:
+        return larger(gate, broadcast(np.float32(0.0)))
     if kind == GELU:
         share = error_function(mul(gate, broadcast(np.float32(0.7071067811865476))))
         return mul(mul(gate, broadcast(np.float32(0.5))), add(ones, share))
@@ -192,15 +194,33 @@ def qkv(frame: int, layer: int, me: int, team: int) -> None:
     x = normed_rows(frame, me, team, read(layer + at.ATTENTION_NORM), kind)
     sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     target, pitch = read(frame + at.PROJECTED), read(frame + at.PROJECTED_PITCH)
-    strips, rows = (read(frame + at.PROJECTED_SIZE) + STRIP - 1) // STRIP, read(frame + at.ROWS)
+    outputs, to_source = read(frame + at.PROJECTED_SIZE), read(layer + at.SOURCE_ATTENTION) == 1
+    if to_source:
+        outputs = read(frame + at.HEADS) * read(frame + at.HEAD_DIM)
+    strips, rows = (outputs + STRIP - 1) // STRIP, read(frame + at.ROWS)
     steps = steps_of(kind, read(frame + at.HIDDEN))
     for strip in range(strips * me // team, strips * (me + 1) // team):
         weight = read(layer + at.QKV_WEIGHT) + strip * strip_size(kind, steps)
         strip_sums(kind, weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
         bias = read(layer + at.QKV_BIAS)
         add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
-        add_rows(frame, sums, rows, strip * STRIP_BYTES)
+        if not to_source:
+            add_rows(frame, sums, rows, strip * STRIP_BYTES)
         _store_strip(sums, rows, target + strip * STRIP_BYTES, pitch)
+
+
+@part_of_compiled
+def norm_sums(frame: int, me: int, team: int, norm: int, rounded: bool) -> None:
+    """Norm the residual stream itself, unless `norm` is 0; the rows divided among threads, which meet behind it."""
+    if norm == 0:
+        return
+    for row in range(read(frame + at.ROWS) * me // team, read(frame + at.ROWS) * (me + 1) // team):
+        x = read(frame + at.X) + row * read(frame + at.X_PITCH)
+        norm_row(frame, x, norm, x, False)
+        for i in range(0, 4 * read(frame + at.HIDDEN) if rounded else 0, 64):
+            store_half(read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), load(x + i))
+            store(x + i, load_half(read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)))
+    wait_for_all(frame, team)
 
 
 @part_of_compiled

@@ -27,7 +27,7 @@ from paceline.models.layers.linear import (
     make_norm,
     make_quantized_linear,
 )
-from paceline.models.layers.positions import position_table, relative_biases
+from paceline.models.layers.positions import Placement, position_table, relative_biases
 from paceline.models.layers.rope import Rotation, Rotations
 from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec, attention_shape
 
@@ -42,6 +42,11 @@ def norm_of(spec: ModelSpec, weights: Weights, name: str) -> Map | None:
     if spec.norm == "layer":
         return make_layer_norm(weight, bias, spec.norm_eps)
     return make_norm(weight, spec.norm_eps, offset=spec.norm_offset)
+
+
+def placement_of(spec: ModelSpec, weights: Weights, dtype: torch.dtype, device: torch.device) -> Placement:
+    """What embeddings get for their positions; its weights are taken out."""
+    return Placement(position_table(spec, weights, dtype, device), norm_of(spec, weights, "embed_norm"))
 
 
 class OwnWeights:
@@ -327,6 +332,7 @@ class Decoder:
     """All layers, the embedding and the head.
 
     Attributes:
+        placement: what embeddings get for their positions.
         biases: what distances add to the scores of attention, by layer; empty where they do not.
     """
 
@@ -335,8 +341,7 @@ class Decoder:
         self.embedding = weights.pop("embed.weight")
         self.dtype = self.embedding.dtype
         self.to_logits = head_of(spec, weights, self.embedding, row_invariant or True)
-        self.positions = position_table(spec, weights, self.dtype, self.embedding.device)
-        self._embed_norm = norm_of(spec, weights, "embed_norm")
+        self.placement = placement_of(spec, weights, self.dtype, self.embedding.device)
         self._norm = norm_of(spec, weights, "final_norm") or torch.clone
         self._scale = torch.tensor(spec.embedding_multiplier, dtype=self.dtype).item()
         self.biases = relative_biases(spec, weights)
@@ -356,12 +361,6 @@ class Decoder:
         """(r, hidden) new tensor, from (r,) int64 tokens on the model's device."""
         x = self.embedding.index_select(0, tokens)
         return x if self._scale == 1.0 else x.mul_(self._scale)
-
-    def placed(self, x: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
-        """Embeddings (r, hidden) with what their positions add, and normed, where the model does that."""
-        if self.positions is not None:
-            x += self.positions[list(positions)]
-        return x if self._embed_norm is None else self._embed_norm(x)
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """Logits (r, v) of hidden states (r, hidden), after the final norm unless `norm` is False."""

@@ -11,11 +11,12 @@ import torch
 from torch.nn import functional as F
 
 from paceline.models.attention.source_attention import EncoderStep
-from paceline.models.layers.decoder import OwnWeights, PackedLayer, Weights, norm_of
+from paceline.models.layers.decoder import OwnWeights, PackedLayer, Weights, norm_of, placement_of
 from paceline.models.layers.linear import RowInvariance
-from paceline.models.layers.positions import position_table, relative_biases
+from paceline.models.layers.positions import relative_biases
 from paceline.models.layers.rope import Rotary
 from paceline.models.spec import ConvolutionSpec, EncoderSpec, ModelSpec, attention_shape
+from paceline.models.state.arena import Arena
 from paceline.models.state.cross_memory import CrossMemory
 
 PREFIX = "encoder."
@@ -43,30 +44,29 @@ class Encoder:
         self._convolutions = [_Convolution(conv, own, number) for number, conv in enumerate(self.spec.convolutions, 1)]
         self._embedding = own.pop("embed.weight", embedding)
         self._scale = torch.tensor(model.embedding_multiplier, dtype=dtype).item()
-        self._positions = position_table(model, own, dtype, device)
-        self._embed_norm, self._norm = norm_of(model, own, "embed_norm"), norm_of(model, own, "final_norm")
+        self._placement, self._norm = placement_of(model, own, dtype, device), norm_of(model, own, "final_norm")
         self._biases, self._rotary = relative_biases(model, own), Rotary(model.ropes, device, dtype)
         self._layers = [
             PackedLayer(model, self.shape, i, OwnWeights(own, f"layers.{i}.", model, row_invariant, dtype))
             for i in range(model.num_layers)
         ]
 
-    def read(self, sources: Sequence[torch.Tensor]) -> list[CrossMemory]:
-        """What the decoder attends to, of each source; as for `run`."""
-        return [
-            CrossMemory(tuple(make(states).view(self._memory_shape) for make in self._memory_maps))
-            for states in self.run(sources)
-        ]
+    def read(self, sources: Sequence[torch.Tensor], arena: Arena) -> list[CrossMemory]:
+        """What the decoder attends to, of each source, as for `run`; in slots of the decoder's arena."""
+        memories = []
+        for states in self.run(sources):
+            memory = CrossMemory(arena, len(states))
+            for layer, make in enumerate(self._memory_maps):
+                memory.write(layer, make(states).view(self._memory_shape))
+            memories.append(memory)
+        return memories
 
     def run(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """States (rows, hidden) of each source: ids (tokens,) int64, or features (channels, steps) or (steps,)."""
         embedded = [self._embedded(source) for source in sources]
         rows = [len(states) for states in embedded]
         x, at = torch.cat(embedded), [position for count in rows for position in range(count)]
-        if self._positions is not None:
-            x += self._positions[at]
-        if self._embed_norm is not None:
-            x = self._embed_norm(x)
+        x = self._placement.apply(x, at)
         step, rotations = EncoderStep(self.shape, rows, self._biases), self._rotary.at(at, ())
         for layer in self._layers:
             layer.run(x, step, rotations)

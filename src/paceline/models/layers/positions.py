@@ -5,27 +5,49 @@ numbers that are added to the scores of attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 
 from paceline.models.attention.relative_bias import RelativeBias
+from paceline.models.layers.linear import Map
 from paceline.models.spec import ModelSpec, PositionSpec
 
 
+class Placement:
+    """What an embedding gets for its position, and the norm behind that, as far as a model has them.
+
+    Args:
+        table: (rows, hidden), or None (`position_table`).
+    """
+
+    def __init__(self, table: torch.Tensor | None, norm: Map | None) -> None:
+        self._table, self._norm = table, norm
+
+    def __bool__(self) -> bool:
+        """Whether there is anything."""
+        return self._table is not None or self._norm is not None
+
+    def apply(self, x: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        """Embeddings (r, hidden) in their places; x may be changed."""
+        if self._table is not None:
+            x += self._table[list(positions)]
+        return x if self._norm is None else self._norm(x)
+
+
 def position_table(
-    spec: ModelSpec, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device
+    spec: ModelSpec, weights: dict[str, torch.Tensor], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor | None:
     """(rows, hidden): what each position adds to an embedding, in `dtype`; None where nothing is added.
 
     Args:
-        weights: canonical ones; those that are learned are among them.
+        weights: canonical ones; those that are learned are taken out.
     """
     positions = spec.positions
     if positions is None:
         return None
     if positions.kind == "learned":
-        table = weights["positions.weight"]
+        table = weights.pop("positions.weight")
     else:
         table = sinusoids(positions, spec.hidden_size).to(device, dtype)
     return table[positions.offset :]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -52,4 +52,16 @@ class Passes(Protocol):
             states: whether the hidden states are wanted.
             added_qkv: (r, outputs) numbers that are added to the queries, keys and values of every layer that runs,
                 heads in the order of `head_order`: what part of a wider input makes of them.
+        """
+
+
+@runtime_checkable
+class QueriesSource(Passes, Protocol):
+    """Passes that show what a decoder asks of its source."""
+
+    def source_queries(
+        self, segment: Segment, fed: Sequence[int], layers: Collection[int]
+    ) -> Mapping[int, torch.Tensor]:
+        """Layer -> (r, g * h, d) queries of the attention to the source, heads in the order of `head_order`, while the
+        rows of a segment are fed.
         """

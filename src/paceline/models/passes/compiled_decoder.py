@@ -8,7 +8,7 @@ bits depend on the text before it, not on how it was fed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from paceline.checkpoints import BlockRows, Blocks, is_quantized
 from paceline.models.attention.segments import Segment, split_into_passes
-from paceline.models.attention.slot_lists import SlotLists, fill
+from paceline.models.attention.slot_lists import SlotLists, fill, fill_source
 from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_strips import CHUNK, IN_STRIPS, QUERIES
@@ -31,6 +31,7 @@ from paceline.models.cpu.processor import has_fast_bfloat
 from paceline.models.cpu.threads import TeamSize, find_team
 from paceline.models.cpu.tiles import DOT, FULL, HALF, STRIP
 from paceline.models.cpu.vectors import LANES
+from paceline.models.layers.decoder import placement_of
 from paceline.models.layers.rope import Rotary
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.packing import ROWS, Packing, PassWorkspace, RecordTable, Weights, constants
@@ -48,6 +49,12 @@ def best_kind(dtype: torch.dtype) -> int:
 
 
 Lengths = Sequence[tuple[int, int]]
+
+
+def _keys_of(segment: Segment) -> int:
+    """The longest list of keys that a row sees."""
+    own = segment.cache.length + segment.slots
+    return own if segment.memory is None else max(own, segment.memory.cache.length)
 
 
 class CompiledDecoder:
@@ -92,10 +99,13 @@ class CompiledDecoder:
             spec, self.shape, weights, kind=self._kind, blocks=blocks or {}, packed=packed,
             activation_bits=activation_bits,
         )  # fmt: skip
-        self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
-        self.frame, self.layers = RecordTable(at.FRAME_FIELDS), RecordTable(at.LAYER_FIELDS, spec.num_layers)
+        self._rotary, self.frame = Rotary(spec.ropes, torch.device("cpu"), torch.float32), RecordTable(at.FRAME_FIELDS)
+        self._each = 1 if spec.encoder is None else 2  # records of a layer, the last of which has its MLP
+        self.layers = RecordTable(at.LAYER_FIELDS, self._each * spec.num_layers)
         self._ropes = {key: RecordTable(at.ROPE_FIELDS) for key in spec.ropes}
         self.seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
+        self._seen_of_source = np.zeros((ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
+        self._placement = placement_of(spec, weights, self.dtype, torch.device("cpu"))
         self._iota, self._aimed = np.arange(ROWS), False
         self._row_bytes = spec.hidden_size * self.dtype.itemsize
         self._made = torch.empty(0)  # embeddings that the pass reads
@@ -121,7 +131,10 @@ class CompiledDecoder:
         arena.masked, self._adds = False, False
         self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
         self.entry, self.team = compiled(), find_team()
-        if spec.latent is not None:
+        self._point_at_code()
+
+    def _point_at_code(self) -> None:
+        if self.spec.latent is not None:
             self.frame.put({at.LATENT: compiled_latent().address})
         if self.team is not None:
             self.frame.put({at.THREAD: self.team.thread, at.TEAM: self.team.size, at.BARRIER: self.team.barrier})
@@ -134,7 +147,9 @@ class CompiledDecoder:
             in_strips = self._in_strips and layer.window is None  # rows with a window share no list of slots
             places = {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index], at.SLOT: slots}
             places[at.IN_STRIPS] = int(in_strips)
-            self.layers.put(self._packing.record(index) | places, index)
+            for number, record in enumerate(self._packing.records(index)):
+                of_source = {at.SEEN: address(self._seen_of_source), at.ROPE: 0} if number else {}
+                self.layers.put(record | places | of_source, self._each * index + number)
             done(1)
         self.frame.put({at.BEST: address(self._best), at.SOURCE: rows, at.PICKED: rows + 24 * ROWS})
         for key, table in self._ropes.items():
@@ -186,14 +201,16 @@ class CompiledDecoder:
         kept = {layer: torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) for layer in taps}
         result = torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) if states else self._no_states
         wanted = range(rows) if logits is None else logits
-        self._ready(max(segment.cache.length + segment.slots for segment in segments))
+        self._ready(max(_keys_of(segment) for segment in segments))
         self._plan(plan)
         logits_of, best, done = list[torch.Tensor](), list[int](), 0
         for parts in split_into_passes(segments, ROWS):
             count = sum(part.rows for part in parts)
-            self._from(fed[done : done + count], count)
+            states_in = fed[done : done + count]
+            if plan.first == 0 and self._placement:
+                states_in = self._placed(states_in, parts)
+            self._from(states_in, count)
             if -1 in kept and plan.first == 0:
-                states_in = fed[done : done + count]
                 kept[-1][done : done + count] = (
                     states_in if isinstance(states_in, torch.Tensor) else self.embed(states_in)
                 )
@@ -232,7 +249,8 @@ class CompiledDecoder:
         if self._version != version:
             self._version = version
             for index, layer in enumerate(self._arena.layers):
-                self.layers.put({at.CACHE: layer.data_ptr()}, index)
+                for number in range(self._each):
+                    self.layers.put({at.CACHE: layer.data_ptr()}, self._each * index + number)
         self._fitting = (threads, version, longest)
 
     def _plan(self, plan: LayerPlan) -> None:
@@ -240,13 +258,38 @@ class CompiledDecoder:
             return
         before, self._planned, count = self._planned, None, self.spec.num_layers
         stop = count if plan.stop is None else plan.stop
-        self.frame.put({at.PROGRAM: self.layers.address + plan.first * at.LAYER_FIELDS, at.LAYERS: stop - plan.first})
+        first, each = self.layers.address + self._each * plan.first * at.LAYER_FIELDS, self._each
+        self.frame.put({at.PROGRAM: first, at.LAYERS: each * (stop - plan.first)})
         self._extent = plan.first, stop, len(plan.skip_attention), len(plan.skip_mlp)
         same = before and (before.skip_attention, before.skip_mlp) == (plan.skip_attention, plan.skip_mlp)
         for index in range(0 if same else count):
             runs = {at.ATTENTION: int(index not in plan.skip_attention), at.MLP: int(index not in plan.skip_mlp)}
-            self.layers.put(runs, index)
+            for number in range(each - 1):
+                self.layers.put(runs | {at.MLP: 0}, each * index + number)
+            self.layers.put(runs, each * index + each - 1)
         self._planned = plan
+
+    def _placed(self, fed: Sequence[int] | torch.Tensor, parts: Sequence[Segment]) -> torch.Tensor:
+        """Embeddings of the rows in their places; kept for the pass."""
+        x = fed.clone() if isinstance(fed, torch.Tensor) else self.embed(fed)
+        self._made = self._placement.apply(x, [position for part in parts for position in part.positions()])
+        return self._made
+
+    def source_queries(
+        self, segment: Segment, fed: Sequence[int], layers: Collection[int]
+    ) -> Mapping[int, torch.Tensor]:
+        """See `QueriesSource.source_queries`."""
+        found = {layer: torch.empty(segment.rows, self.shape.heads, self.shape.head_dim) for layer in layers}
+        done = 0
+        try:
+            for (part,) in split_into_passes([segment], ROWS):
+                for layer, queries in found.items():
+                    self.layers.put({at.QUERIES_TAP: queries[done].data_ptr()}, self._each * layer + 1)
+                self.run([part], fed[done : done + part.rows], (), logits=())
+                done += part.rows
+        finally:
+            self.layers.fields[:, at.QUERIES_TAP // at.FIELD] = 0
+        return found
 
     def _from(self, fed: Sequence[int] | torch.Tensor, count: int) -> None:
         """Point at the rows' inputs."""
@@ -281,7 +324,7 @@ class CompiledDecoder:
         self.layers.fields[:, at.TAP // at.FIELD] = 0
         for layer, tap in kept.items():
             if 0 <= layer < last:
-                self.layers.put({at.TAP: tap.data_ptr() + offset}, layer)
+                self.layers.put({at.TAP: tap.data_ptr() + offset}, self._each * (layer + 1) - 1)
         states = result.data_ptr() + offset if len(result) else 0
         self.frame.put({at.RESULT: states, at.FINAL_TAP: kept[last].data_ptr() + offset if last in kept else 0})
 
@@ -301,6 +344,8 @@ class CompiledDecoder:
                 self._rows[4, row:stop] = windowed[0][first:end]
             for seen, window in zip(self.seen, self.shape.windows, strict=True):
                 fill(segment, window, slots if window is None else windowed, seen[row:stop], lists)
+            if segment.memory is not None:
+                fill_source(segment.memory.cache, self._slots, self._seen_of_source[row:stop], lists)
             row = stop
         return self._rotations(row, lengths, done, lists)
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -47,7 +47,7 @@ class EagerPasses:
         x = fed.clone() if isinstance(fed, torch.Tensor) else decoder.embed(fed)
         positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
         if not plan.first:
-            x = decoder.placed(x, positions)
+            x = decoder.placement.apply(x, positions)
         kept = decoder.run(
             x, self._step(segments), self.rotary.at(positions, lengths), plan, taps,
             added_qkv=added_qkv, source=source or self._source(segments),
@@ -63,6 +63,15 @@ class EagerPasses:
         else:
             scores = x.new_empty(0, decoder.spec.vocab_size)
         return PassResult(scores, x if states else x[:0], kept)
+
+    def source_queries(
+        self, segment: Segment, fed: Sequence[int], layers: Collection[int]
+    ) -> Mapping[int, torch.Tensor]:
+        """See `QueriesSource.source_queries`."""
+        assert segment.memory is not None, "a sequence without a source"
+        source = SourceAttention(self.decoder.shape, [segment.memory], [segment.rows], layers)
+        self.run([segment], fed, (), logits=(), source=source)
+        return source.queries
 
     def _source(self, segments: Sequence[Segment]) -> SourceAttention | None:
         memories = [segment.memory for segment in segments if segment.memory is not None]

@@ -20,7 +20,7 @@ from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.latent import projection
 from paceline.models.cpu.matrix import OWN_ROWS, pack
 from paceline.models.cpu.pages import address
-from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
+from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, RELU, SILU
 from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, FINE_BLOCKS, NIBBLES, STRIP
 from paceline.models.cpu.vectors import LANES
 from paceline.models.layers.decoder import head_order
@@ -31,7 +31,7 @@ from paceline.models.state.window_slots import Ints
 Weights = dict[str, torch.Tensor]
 Maybe = torch.Tensor | None
 
-ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, "clamped_swiglu": CLAMPED}
+ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, "relu": RELU, "clamped_swiglu": CLAMPED}
 
 EXPERT_PARTS = {
     "gate_up": (at.EXPERT_GATE_UP, at.EXPERT_GATE_UP_KIND, at.EXPERT_GATE_UP_BIAS),
@@ -96,7 +96,29 @@ class Packing:
             at.MLP_NORM: norm if self._spec.parallel else self._norm(f"{name}mlp_norm"),
             at.POST_MLP_NORM: self._norm(f"{name}post_mlp_norm"),
             **(self._mlp(name) if moe is None else self._mixture(name, moe)),
+            at.SUM_NORM: self._norm(f"{name}residual_attn_norm"),
+            at.MLP_SUM_NORM: self._norm(f"{name}residual_mlp_norm"),
         }
+
+    def records(self, index: int) -> list[dict[int, int]]:
+        """The records of one layer: of an encoder-decoder model attention first, then attention to the source and the
+        MLP.
+        """
+        first = self.record(index)
+        if self._spec.encoder is None:
+            return [first]
+        name = f"layers.{index}."
+        bias = self._take(f"{name}cross_q.bias")
+        second = first | {
+            at.SOURCE_ATTENTION: 1,
+            at.ATTENTION_NORM: self._norm(f"{name}cross_norm"),
+            at.SUM_NORM: self._norm(f"{name}residual_cross_norm"),
+            **self._product(f"{name}cross_q", at.QKV_KIND, at.QKV_WEIGHT, order=self._order),
+            at.QKV_BIAS: self._vector(None if bias is None else bias[self._order]),
+            **self._product(f"{name}cross_o", at.O_KIND, at.O_WEIGHT, heads=True),
+            at.O_BIAS: self._vector(self._take(f"{name}cross_o.bias")),
+        }
+        return [first, second]
 
     def _attention(self, name: str) -> dict[int, int]:
         outputs = len(self._order) + 2 * self._spec.num_kv_heads * self._spec.head_dim
@@ -170,7 +192,7 @@ class Packing:
 
     def ends(self) -> dict[int, int]:
         """The fields of the frame that hold the final norm and the head."""
-        norm = {at.FINAL_NORM: self._norm("final_norm")}
+        norm = {at.FINAL_NORM: self._norm("final_norm"), at.HEAD_BIAS: self._vector(self._take("head.bias"))}
         if self._spec.tied and "head.weight" not in self._weights.keys() | self._blocks.keys():
             embedding = self._weights["embed.weight"]
             return norm | {at.HEAD_KIND: self._kind_of(embedding), at.HEAD: self._matrix(embedding)}

@@ -19,12 +19,11 @@ import torch
 from paceline.errors import PromptError
 from paceline.models.abilities import check_inputs
 from paceline.models.attention.segments import chunk
-from paceline.models.attention.source_attention import SourceAttention
 from paceline.models.checks import check_extend
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.decoder import Weights
 from paceline.models.layers.encoder import Encoder
-from paceline.models.passes.eager import EagerPasses
+from paceline.models.passes.base import QueriesSource
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import EncoderSpec, ModelSpec, attention_shape
 from paceline.models.state.cache import NativeCache
@@ -42,7 +41,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         options: as of `NativeRunner`.
 
     Attributes:
-        native: the decoder, by PyTorch's operators. encoder: the encoder.
+        native: the decoder. encoder: the encoder, by PyTorch's operators.
         sources_read: how many sources the encoder has read so far.
     """
 
@@ -67,7 +66,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         self.spec, self.source, self.capabilities = spec, encoder, native.capabilities
         self.memory = ArenaMemory(native.arena, sources=self)
         self.input_kinds = ("encoder_tokens",) if encoder.reads == "encoder_tokens" else ("features",)
-        assert isinstance(native.passes, EagerPasses)
+        assert isinstance(native.passes, QueriesSource)
         self._passes = native.passes
         self.source_heads = [(layer, head) for layer in range(spec.num_layers) for head in range(spec.num_heads)]
         self.extend, self.score, self.run_layers = native.extend, native.score, native.run_layers
@@ -89,7 +88,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         with torch.inference_mode():
             channels = [conv.inputs for conv in self.source.convolutions[:1]]
             source = torch.zeros(*channels, steps) if channels else torch.zeros(1, dtype=torch.int64)
-            return self.encoder.read([source.to(self.info.device)])[0]
+            return self.encoder.read([source.to(self.info.device)], self.native.arena)[0]
 
     def most_tokens(self, inputs: Inputs) -> int:
         """See `TakesInputs.most_tokens`.
@@ -113,13 +112,9 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         """See `EncodesInputs.encode`."""
         parts = [_source_of(cache) for cache in caches]
         inputs = {part.inputs.digest: part.inputs for part in parts if part.inputs.digest not in self._memories}
-        memories = (
-            dict(zip(inputs, self.encoder.read([self._tensor(one) for one in inputs.values()]), strict=True))
-            if inputs
-            else {}
-        )
-        self._memories.update(memories)
-        self.sources_read += len(memories)
+        made = self.encoder.read([self._tensor(one) for one in inputs.values()], self.native.arena) if inputs else []
+        self.sources_read += len(made)
+        self._memories.update(zip(inputs, made, strict=True))
         for part in parts:
             part.memory = self._memories[part.inputs.digest]
 
@@ -129,25 +124,20 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
     ) -> torch.Tensor:
         """See `AttendsToSource.attention_to_source`."""
         check_extend(self.info, [cache], [len(tokens)])
-        segment, layers = chunk(cache, len(tokens)), sorted({layer for layer, _ in heads})
-        watched = {layer: [head for one, head in heads if one == layer] for layer in layers}
-        source = SourceAttention(attention_shape(self.spec), [_source_of(cache).read()], [len(tokens)], watched)
-        self._passes.run([segment], tokens, (), logits=(), source=source)
+        segment, memory, shape = chunk(cache, len(tokens)), _source_of(cache).read(), attention_shape(self.spec)
+        queries = self._passes.source_queries(segment, tokens, {layer for layer, _ in heads})
         segment.cache.length += segment.slots
-        return torch.stack([source.weights[place] for place in heads])
+        found = []
+        for layer, head in heads:
+            kv_head, group = divmod(head, shape.groups)
+            keys = memory.read(layer)[:, kv_head].float()
+            scores = queries[layer][:, group * shape.kv_heads + kv_head].float() @ keys.T * shape.scale
+            found.append(scores.softmax(-1))
+        return torch.stack(found)
 
-    @property
-    def held_bytes(self) -> int:
-        """See `models.state.cache_memory.SourceBytes`."""
-        return sum(memory.nbytes for memory in list(self._memories.values()))
-
-    def bytes_to_come(self, inputs: Inputs) -> int:
-        """See `models.state.cache_memory.SourceBytes`."""
-        if inputs.digest in self._memories:
-            return 0
-        spec = self.spec
-        row = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * self.info.dtype.itemsize
-        return self._rows(inputs) * row
+    def rows_to_come(self, inputs: Inputs) -> int:
+        """See `models.state.cache_memory.Sources`."""
+        return 0 if not inputs or inputs.digest in self._memories else self._rows(inputs)
 
     def _tensor(self, inputs: Inputs) -> torch.Tensor:
         device = self.info.device

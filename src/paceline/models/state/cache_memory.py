@@ -38,15 +38,11 @@ LEAST_BYTES = 256
 """What counting a block costs at least, where no layer keeps all keys."""
 
 
-class SourceBytes(Protocol):
-    """What sources cost beside the keys and values of the texts (models.state.cross_memory)."""
+class Sources(Protocol):
+    """What is read beside the texts, and lies in the arena with them (models.state.cross_memory)."""
 
-    @property
-    def held_bytes(self) -> int:
-        """Of the sources that sequences have."""
-
-    def bytes_to_come(self, inputs: Inputs) -> int:
-        """That a sequence with these inputs would add; 0 where others have read the same."""
+    def rows_to_come(self, inputs: Inputs) -> int:
+        """Slots that the source of a sequence with these inputs would take; 0 where others have the same."""
 
 
 class ArenaMemory:
@@ -55,13 +51,13 @@ class ArenaMemory:
     Args:
         arena: where keys and values are.
         abilities: of a sequence's whole state; what not all of its parts can share is neither found nor kept.
-        sources: what counts beside the blocks, as so many blocks; None where nothing does.
+        sources: of an encoder-decoder model; None for all others.
     """
 
     block_size = BLOCK
 
     def __init__(
-        self, arena: Arena, abilities: PartAbilities = NativeCache.abilities, sources: SourceBytes | None = None
+        self, arena: Arena, abilities: PartAbilities = NativeCache.abilities, sources: Sources | None = None
     ) -> None:
         self._arena, self.can_share_prefixes, self._sources = arena, abilities.shared, sources
         self._left, self._chunk = (-1, 0), 1
@@ -148,14 +144,11 @@ class ArenaMemory:
     def spare(self) -> int:
         """Blocks that can be taken at no cost: free ones, those by which the cache may grow."""
         pool = self._arena.pool
-        return self.capacity + 1 - len(pool.counts) + pool.free - self._source_blocks()
-
-    def _source_blocks(self) -> int:
-        return 0 if self._sources is None else -(-self._sources.held_bytes // self.block_bytes)
+        return self.capacity + 1 - len(pool.counts) + pool.free
 
     def blocks_to_come(self, inputs: Inputs) -> int:
         """See `models.block_memory.CacheMemory.blocks_to_come`."""
-        return 0 if self._sources is None else -(-self._sources.bytes_to_come(inputs) // self.block_bytes)
+        return 0 if self._sources is None else blocks_for(self._sources.rows_to_come(inputs))
 
     def left(self) -> int:
         """Blocks that can be taken: spare ones and those of kept prefixes."""
@@ -165,7 +158,7 @@ class ArenaMemory:
             counts = pool.counts.copy()
             np.subtract.at(counts, np.asarray(self._arena.prefixes.blocks, np.int64), 1)
             self._left = (pool.changes, self.capacity + 1 - len(counts) + int((counts == 0).sum()))
-        return self._left[1] - self._source_blocks()
+        return self._left[1]
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many tokens."""

@@ -7,7 +7,6 @@ and going back leaves it as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
@@ -15,21 +14,43 @@ import torch
 from paceline.errors import ConfigError
 from paceline.models.base import PartAbilities
 from paceline.models.inputs import Inputs
+from paceline.models.state.arena import Arena
+from paceline.models.state.cache import NativeCache
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class CrossMemory:
-    """Keys and values of one source.
+    """Keys and values of one source, in slots of the arena like those of a text; they are given back with it.
 
-    Attributes:
-        layers: of each layer (rows, 2 * kv heads, head dim): keys, then values.
+    Args:
+        rows: of the source.
     """
 
-    layers: tuple[torch.Tensor, ...]
+    __slots__ = ("__weakref__", "_cache")
+
+    def __init__(self, arena: Arena, rows: int) -> None:
+        self._cache = NativeCache(arena)
+        self._cache.reserve(rows)
+        self._cache.length = rows
+        self._cache.trim(0)
 
     @property
-    def nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers)
+    def cache(self) -> NativeCache:
+        """Where they are: the slots of positions 0 .. rows - 1."""
+        return self._cache
+
+    def write(self, layer: int, keys_values: torch.Tensor) -> None:
+        """Set what a layer has made of the source: (rows, 2 * kv heads, head dim), keys and then values."""
+        cache = self._cache
+        slots = torch.from_numpy(cache.slot_index(0, cache.length)).to(keys_values.device)
+        cache.arena.layers[layer].index_copy_(0, slots, keys_values)
+
+    def read(self, layer: int) -> torch.Tensor:
+        """(rows, 2 * kv heads, head dim); a view where the slots are adjacent."""
+        cache = self._cache
+        stored = cache.arena.layers[layer]
+        if cache.base >= 0:
+            return stored.narrow(0, cache.base, cache.length)
+        return stored[torch.from_numpy(cache.slot_index(0, cache.length)).to(stored.device)]
 
 
 class SourcePart:
