@@ -8,7 +8,8 @@ Source: Robust Speech Recognition via Large-Scale Weak Supervision (arXiv:2212.0
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
@@ -22,9 +23,11 @@ from paceline.errors import ConfigError, PacelineError, PromptError
 from paceline.models import AttendsToSource, Inputs, SequenceCache
 from paceline.speech import (
     FRAMES_PER_SECOND,
+    FRAMES_PER_STEP,
     SAMPLE_RATE,
     TASKS,
     TEMPERATURES,
+    WINDOW_FRAMES,
     Attempt,
     LogMel,
     PreviousText,
@@ -42,7 +45,7 @@ from paceline.speech import (
     timed_words,
     window_segments,
 )
-from paceline.utils import choice, integer
+from paceline.utils import choice, integer, need, number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,9 +53,12 @@ if TYPE_CHECKING:
     from paceline.checkpoints import Tokenizer
     from paceline.engine import Backend, Request, RequestOutput, SourceReader, Turns
     from paceline.models import Runner
+    from paceline.utils import Advance
 
 SEARCHED: Final = 3.0
 """Seconds on both sides of a cut in which the quietest place is looked for."""
+
+MAX_TEMPERATURE: Final = 2.0
 
 
 class SpeechModel(Protocol):
@@ -105,8 +111,18 @@ class TranscriptionParams:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
     def __post_init__(self) -> None:
+        need(self.language is None or isinstance(self.language, str), "language", "be a code or name", self.language)
         choice("task", self.task, TASKS)
+        need(isinstance(self.prompt, str), "prompt", "be a text", self.prompt)
+        given = self.temperature if isinstance(self.temperature, list | tuple) else [self.temperature]
+        need(len(given) > 0, "temperature", "hold at least one number", self.temperature)
+        for temperature in given:
+            number("temperature", temperature, 0.0, MAX_TEMPERATURE, f"be a number in 0..{MAX_TEMPERATURE:g}")
+        for name in ("timestamps", "words", "condition_on_previous_text"):
+            need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
         integer("pieces", self.pieces, 1, 1024)
+        integer("seed", self.seed, -(2**63), 2**63 - 1)
+        need(isinstance(self.thresholds, Thresholds), "thresholds", "be Thresholds", self.thresholds)
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -115,6 +131,39 @@ class TranscriptionParams:
             return tuple(self.temperature)
         first = float(self.temperature)
         return (first, *(higher for higher in TEMPERATURES if higher > first))
+
+
+@dataclass(frozen=True, slots=True)
+class HeardWindow:
+    """What one more window of an audio has brought.
+
+    Attributes:
+        segments: that it adds; none where it is silent.
+        until: seconds of the audio that have been understood.
+        language: see `Transcript.language`.
+    """
+
+    segments: tuple[Segment, ...]
+    until: float
+    language: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """For whom windows are decoded, as of `AsyncLLM.stream`, and what is told meanwhile.
+
+    Attributes:
+        owner, priority, max_running: of its requests.
+        advance: called after every step of the engine; what it raises ends the request.
+    """
+
+    owner: str = ""
+    priority: int = 0
+    max_running: int | None = None
+    advance: Advance | None = None
+
+
+ANYBODY: Final = Caller()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +188,7 @@ class _Window:
     prompt: list[int]
     temperature: float | None
     draft: Sequence[int] = ()
+    seed: int = 0
     sampled: list[int] = field(default_factory=list)
     output: RequestOutput | None = None
     rows: torch.Tensor | None = None
@@ -175,6 +225,15 @@ class Transcriber:
         self._drafting: SpeechModel | None = None
         self.costs: list[WindowCost] = []
 
+    def check(self, params: TranscriptionParams) -> None:
+        """Reject what this model cannot do, before an audio is read.
+
+        Raises:
+            ConfigError: a language or task that the model does not know.
+        """
+        language = params.language or (next(iter(self.tokens.languages)) if self.tokens.multilingual else None)
+        self.tokens.prompt(language=language, task=params.task)
+
     def transcribe(self, audios: Sequence[Samples], params: TranscriptionParams | None = None) -> list[Transcript]:
         """The transcripts of mono audios at 16 kHz (`speech.load_audio`), side by side.
 
@@ -183,24 +242,47 @@ class Transcriber:
             ConfigError: a language or task that the model does not know.
         """
         params = params or TranscriptionParams()
-        if not all(len(samples) for samples in audios):
-            raise PromptError("the audio is empty; give at least one sample")
+        for samples in audios:
+            _check_audio(samples)
         pieces = [_pieces(samples, params.pieces) for samples in audios]
         found = iter(self._side_by_side([self._piece(one, params) for many in pieces for one in many]))
         return [_joined(many, [next(found) for _ in many]) for many in pieces]
 
-    def hear(self, samples: Samples, params: TranscriptionParams, draft: Sequence[int] = ()) -> Transcript:
-        """The transcript of one window at most, from an expected text: for captions (`speech.LiveCaptions`).
+    def stream(
+        self, samples: Samples, params: TranscriptionParams | None = None, caller: Caller = ANYBODY
+    ) -> Generator[HeardWindow]:
+        """The transcript of one audio as it comes, a window each; closing the iterator ends it.
 
         Args:
-            draft: tokens that are expected, times included.
+            params: as of `transcribe`; it is read in one piece, so that the text comes in order.
+        Raises:
+            PromptError, ConfigError: as `transcribe`, with the first window.
         """
+        _check_audio(samples)
+        heard: list[HeardWindow] = []
+        with closing(self._piece(samples, params or TranscriptionParams(), told=heard.append)) as running:
+            for window in running:
+                yield from heard
+                heard.clear()
+                self._decode([window], caller)
+            yield from heard
+
+    def hear(self, samples: Samples, params: TranscriptionParams, draft: Sequence[Segment] = ()) -> Transcript:
+        """The transcript of an audio that nearly repeats an earlier one, such as a recording that has grown since.
+
+        The text is that of `transcribe`, in fewer passes the more of the draft is right.
+
+        Args:
+            draft: segments that are expected, with times from the beginning of `samples`.
+        Raises:
+            PromptError, ConfigError: as `transcribe`.
+        """
+        _check_audio(samples)
         return self._side_by_side([self._piece(samples, params, draft)])[0]
 
     def _side_by_side(self, running: Sequence[Generator[_Window, None, Transcript]]) -> list[Transcript]:
         """Let all go on until they have ended, a window each at a time."""
         results: dict[int, Transcript] = {}
-        held = dict[str, SequenceCache]()
         try:
             while left := [number for number in range(len(running)) if number not in results]:
                 windows = []
@@ -209,10 +291,10 @@ class Transcriber:
                         windows.append(next(running[number]))
                     except StopIteration as end:
                         results[number] = end.value
-                self._hold(held, windows)
-                self._decode(windows, held)
+                self._decode(windows)
         finally:
-            self._hold(held, ())
+            for piece in running:
+                piece.close()
         return [results[number] for number in range(len(running))]
 
     def _hold(self, held: dict[str, SequenceCache], windows: Sequence[_Window]) -> None:
@@ -232,9 +314,17 @@ class Transcriber:
     # -------------------------------------------------------------------------------------------- one audio
 
     def _piece(
-        self, samples: Samples, params: TranscriptionParams, draft: Sequence[int] = ()
+        self,
+        samples: Samples,
+        params: TranscriptionParams,
+        draft: Sequence[Segment] = (),
+        told: Callable[[HeardWindow], None] | None = None,
     ) -> Generator[_Window, None, Transcript]:
-        """Asks window after window, each of which is filled in before it goes on."""
+        """Asks window after window, each of which is filled in before it goes on.
+
+        Args:
+            draft: see `hear`. told: is given each window that has been understood.
+        """
         mel, tokens = self._mel, self.tokens
         count, seek, segments = mel.frame_count(samples), 0, list[Segment]()
         language = None if params.language is None else language_code(params.language)
@@ -242,26 +332,43 @@ class Transcriber:
         before = PreviousText(start, kept=params.condition_on_previous_text)
         while seek < count:
             inputs = Inputs(features={"input_features": mel.window(samples, seek)})
-            if language is None:
-                language = yield from self._language(inputs)
-            prompt = tokens.prompt(
-                language=language if tokens.multilingual else None,
-                task=params.task, timestamps=params.timestamps, previous=before.tokens,
-            )  # fmt: skip
-            attempt = yield from self._attempts(inputs, prompt, params, draft)
-            frames, draft = min(mel.frames, count - seek), ()
-            if params.thresholds.is_silent(attempt):
-                seek += frames
-                continue
-            new, step = window_segments(attempt, tokens, self._text, seek, frames)
-            if params.words:
-                new = self._with_words(inputs, new, frames, _Spoken(language, params.task, seek))
-            before.add(new, attempt.temperature)
+            frames = min(mel.frames, count - seek)
+            with self._read_once(inputs):
+                if language is None:
+                    language = yield from self._language(inputs)
+                prompt = tokens.prompt(
+                    language=language if tokens.multilingual else None,
+                    task=params.task, timestamps=params.timestamps, previous=before.tokens,
+                )  # fmt: skip
+                attempt = yield from self._attempts(inputs, prompt, params, _expected(draft, tokens, seek))
+                if params.thresholds.is_silent(attempt):
+                    new, step = list[Segment](), frames
+                else:
+                    new, step = window_segments(attempt, tokens, self._text, seek, frames)
+                    if params.words:
+                        new = self._with_words(inputs, new, frames, _Spoken(language, params.task, seek))
+                    before.add(new, attempt.temperature)
             segments += new
             seek += step
+            if told is not None:
+                until = min(seek * mel.samples_per_frame, len(samples)) / SAMPLE_RATE
+                told(HeardWindow(tuple(new), until, language))
         return Transcript(
             language=language or "en", duration=len(samples) / SAMPLE_RATE, segments=tuple(segments), task=params.task
         )
+
+    @contextmanager
+    def _read_once(self, inputs: Inputs) -> Iterator[None]:
+        """In this block the encoder reads a window's features once, for all that is asked of them."""
+        with self._llm.turns.turn():
+            cache = self._runner.open(0, inputs)
+        try:
+            with self._llm.turns.turn():
+                self._runner.encode([cache])
+            yield
+        finally:
+            with self._llm.turns.turn():
+                self._runner.release(cache)
 
     def _language(self, inputs: Inputs) -> Generator[_Window, None, str]:
         if not self.tokens.multilingual:
@@ -274,10 +381,8 @@ class Transcriber:
     def _attempts(
         self, inputs: Inputs, prompt: list[int], params: TranscriptionParams, draft: Sequence[int]
     ) -> Generator[_Window, None, Attempt]:
-        if not params.temperatures:
-            raise ConfigError("temperature must hold at least one number, got none")
         for temperature in params.temperatures:
-            window = _Window(inputs, prompt, temperature, draft)
+            window = _Window(inputs, prompt, temperature, draft, params.seed)
             yield window
             attempt = self._attempt(window, timestamps=params.timestamps)
             if not params.thresholds.is_doubtful(attempt):
@@ -302,17 +407,28 @@ class Transcriber:
 
     # -------------------------------------------------------------------------------------------- passes
 
-    def _decode(self, windows: Sequence[_Window], held: Mapping[str, SequenceCache]) -> None:
+    def _decode(self, windows: Sequence[_Window], caller: Caller = ANYBODY) -> None:
         """Decode windows side by side, then score what was sampled in one more pass each, for the fallback."""
-        self._sample([window for window in windows if window.temperature is not None])
-        for window in windows:
-            cache, end = held[window.inputs.digest], len(window.sampled) - (window.sampled[-1:] == [self.tokens.end])
-            with self._llm.turns.turn():
-                self._runner.truncate(cache, 0)
-                fed = [*window.prompt, *window.sampled[:end]]
-                window.rows = self._runner.extend([cache], [fed], all_logits=True).logits
+        turns = self._llm.turns
+        caches = []
+        try:
+            for window in windows:
+                with turns.turn():
+                    cache = self._runner.open(0, window.inputs)
+                    caches.append(cache)
+                    self._runner.encode([cache])
+            self._sample([window for window in windows if window.temperature is not None], caller)
+            for window, cache in zip(windows, caches, strict=True):
+                end = len(window.sampled) - (window.sampled[-1:] == [self.tokens.end])
+                with turns.turn():
+                    fed = [*window.prompt, *window.sampled[:end]]
+                    window.rows = self._runner.extend([cache], [fed], all_logits=True).logits
+        finally:
+            with turns.turn():
+                for cache in caches:
+                    self._runner.release(cache)
 
-    def _sample(self, windows: Sequence[_Window]) -> None:
+    def _sample(self, windows: Sequence[_Window], caller: Caller) -> None:
         if not windows:
             return
         llm = self._expecting() if any(window.draft for window in windows) else self._llm
@@ -325,10 +441,13 @@ class Transcriber:
             )  # fmt: skip
             room = self._runner.info.max_context - len(window.prompt)
             params = SamplingParams(
-                temperature=window.temperature or 0.0, max_tokens=min(self.tokens.max_sampled, room), detokenize=False
-            )
-            requests.append(llm.request(read, params)[0])
-        llm.backend.run(requests)
+                temperature=window.temperature or 0.0, max_tokens=min(self.tokens.max_sampled, room), detokenize=False,
+                seed=window.seed,
+            )  # fmt: skip
+            request = llm.request(read, params)[0]
+            request.owner, request.priority, request.max_running = caller.owner, caller.priority, caller.max_running
+            requests.append(request)
+        llm.backend.run(requests, caller.advance)
         for window, request in zip(windows, requests, strict=True):
             output = window.output = request.result()
             if (error := output.outputs[0].error) is not None:
@@ -379,6 +498,29 @@ class Transcriber:
         """All heads of the later half of the layers, as published for checkpoints that name none."""
         half = self._runner.info.num_layers // 2
         return [(layer, head) for layer, head in self._runner.source_heads if layer >= half]
+
+
+def _check_audio(samples: Samples) -> None:
+    if not len(samples):
+        raise PromptError("the audio is empty; give at least one sample")
+
+
+def _expected(draft: Sequence[Segment], tokens: WhisperTokens, seek: int) -> list[int]:
+    """Tokens of the segments that a window is expected to hold, with times from its beginning.
+
+    Args:
+        seek: first frame of the window.
+    """
+    first, last = tokens.first_timestamp, WINDOW_FRAMES // FRAMES_PER_STEP
+    found: list[int] = []
+    for segment in draft:
+        frame = round(segment.start * FRAMES_PER_SECOND) - seek
+        if 0 <= frame < WINDOW_FRAMES:
+            moved = (segment.seek - seek) // FRAMES_PER_STEP
+            found += [
+                token if token < first else first + min(max(token - first + moved, 0), last) for token in segment.tokens
+            ]
+    return found
 
 
 def _pieces(samples: Samples, count: int) -> list[Samples]:

@@ -110,9 +110,7 @@ class SourceReader:
         return Inputs(encoder_tokens=self.encode(source) if isinstance(source, str) else ids(source, "encoder_prompt"))
 
 
-def read_prompt(
-    prompt: Prompt, encode: Callable[..., list[int]], source: SourceReader | None = None
-) -> ReadPrompt:
+def read_prompt(prompt: Prompt, encode: Callable[..., list[int]], source: SourceReader | None = None) -> ReadPrompt:
     """Read one prompt: a text, token ids, or a dict.
 
     A dict holds a text under `prompt` or ids under `prompt_token_ids` (or both, where these are the ids of that text),

@@ -17,6 +17,8 @@ from .whisper_tokens import TASKS as TASKS
 from .whisper_tokens import WhisperTokens as WhisperTokens
 from .whisper_tokens import language_code as language_code
 from .windows import FRAMES_PER_SECOND as FRAMES_PER_SECOND
+from .windows import FRAMES_PER_STEP as FRAMES_PER_STEP
+from .windows import WINDOW_FRAMES as WINDOW_FRAMES
 from .windows import PreviousText as PreviousText
 from .windows import window_segments as window_segments
 from .word_times import text_starts as text_starts
