@@ -20,7 +20,7 @@ import torch
 from paceline.config import SamplingParams
 from paceline.engine import ReadPrompt
 from paceline.errors import ConfigError, PacelineError, PromptError
-from paceline.models import AttendsToSource, Inputs, SequenceCache
+from paceline.models import AttendsToSource, Inputs
 from paceline.speech import (
     FRAMES_PER_SECOND,
     FRAMES_PER_STEP,
@@ -296,20 +296,6 @@ class Transcriber:
             for piece in running:
                 piece.close()
         return [results[number] for number in range(len(running))]
-
-    def _hold(self, held: dict[str, SequenceCache], windows: Sequence[_Window]) -> None:
-        """Have a sequence with the source of each window, so that what the encoder has read stays while it is asked for
-        again; sequences of others are released.
-        """
-        wanted = {window.inputs.digest: window.inputs for window in windows}
-        for digest in held.keys() - wanted.keys():
-            with self._llm.turns.turn():
-                self._runner.release(held.pop(digest))
-        for digest, inputs in wanted.items():
-            with self._llm.turns.turn():
-                if digest not in held:
-                    held[digest] = self._runner.open(0, inputs)
-                self._runner.encode([held[digest]])
 
     # -------------------------------------------------------------------------------------------- one audio
 
