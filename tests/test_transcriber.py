@@ -91,7 +91,7 @@ def test_a_window_is_read_by_the_encoder_once(llm: LLM) -> None:
     list(transcriber.stream(sound(20), replace(params, thresholds=params.thresholds)))
     windows = len(transcriber.costs) // 6  # all temperatures are tried
     assert llm.runner.sources_read - before == windows, "for its language, six attempts and the times of its words"
-    assert not llm.runner.held_bytes
+    assert not llm.runner.sources_held
 
 
 def test_closing_a_stream_ends_it(llm: LLM) -> None:
@@ -99,7 +99,7 @@ def test_closing_a_stream_ends_it(llm: LLM) -> None:
     next(stream)
     stream.close()
     gauges = llm.backend.gauges()
-    assert (gauges.running, gauges.waiting, llm.runner.held_bytes) == (0, 0, 0)
+    assert (gauges.running, gauges.waiting, llm.runner.sources_held) == (0, 0, 0)
 
 
 def test_what_advance_raises_ends_a_request(llm: LLM) -> None:
@@ -113,7 +113,7 @@ def test_what_advance_raises_ends_a_request(llm: LLM) -> None:
     with pytest.raises(InterruptedError, match="enough"):
         list(Transcriber(llm).stream(sound(5), PARAMS, Caller(advance=advance)))
     assert steps[-1] == (0, 5)
-    assert (llm.backend.gauges().running, llm.runner.held_bytes) == (0, 0)
+    assert (llm.backend.gauges().running, llm.runner.sources_held) == (0, 0)
 
 
 def test_short_audio_and_silence(llm: LLM) -> None:

@@ -135,6 +135,11 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
             found.append(scores.softmax(-1))
         return torch.stack(found)
 
+    @property
+    def sources_held(self) -> int:
+        """How many sources are in the cache."""
+        return len(self._memories)
+
     def rows_to_come(self, inputs: Inputs) -> int:
         """See `models.state.cache_memory.Sources`."""
         return 0 if not inputs or inputs.digest in self._memories else self._rows(inputs)
