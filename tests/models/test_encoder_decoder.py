@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_encoder_decoder as tiny
 import torch
+import transformers
 
 from paceline.errors import CheckpointError, ConfigError, PromptError, UnsupportedModelError
 from paceline.models import EncodesInputs, Inputs, Runner, load_runner
@@ -209,12 +210,60 @@ def test_strict_mode_is_refused(tmp_path: Path) -> None:
         load_runner(tmp_path, exactness="strict")
 
 
-def test_other_families_are_named(tmp_path: Path) -> None:
+def test_other_kinds_are_named(tmp_path: Path) -> None:
     tiny.make("t5", tmp_path)
     config = tmp_path / "config.json"
-    config.write_text(config.read_text().replace('"model_type": "t5"', '"model_type": "led"'))
-    with pytest.raises(UnsupportedModelError, match="led"):
+    config.write_text(config.read_text().replace('"model_type": "t5"', '"model_type": "pix2struct"'))
+    with pytest.raises(UnsupportedModelError, match=r"pix2struct.*encoder-decoder models of this kind"):
         load_runner(tmp_path)
+
+
+OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "blenderbot": ("BlenderbotConfig", "BlenderbotForConditionalGeneration", tiny.ABSOLUTE),
+    "led": (
+        "LEDConfig",
+        "LEDForConditionalGeneration",
+        {
+            **tiny.SIZES,
+            "max_encoder_position_embeddings": 64,
+            "max_decoder_position_embeddings": 64,
+            "attention_window": 4,
+        },
+    ),
+    "longt5": ("LongT5Config", "LongT5ForConditionalGeneration", {**tiny.T5, "local_radius": 7}),
+}
+
+
+@pytest.mark.parametrize("name", ["t5", "whisper", "moonshine", *OTHERS])
+def test_transformers_runs_the_others(name: str, tmp_path: Path) -> None:
+    """Chains, commits, forks and sources that are read once, in the fallback; native families by the same code."""
+    if name in OTHERS:
+        config, kind, sizes = OTHERS[name]
+        torch.manual_seed(0)
+        model = getattr(transformers, kind)(getattr(transformers, config)(**sizes)).eval()
+        model.save_pretrained(tmp_path)
+    else:
+        model = tiny.make(name, tmp_path)
+    runner: Any = load_runner(tmp_path, dtype="float32", native=name in OTHERS)
+    assert runner.info.passes == "transformers"
+    assert isinstance(runner, EncodesInputs)
+    inputs, given = tiny.source("bart" if name in OTHERS else name)
+    cache, unread = opened(runner, inputs), runner.open(0, tiny.source("bart" if name in OTHERS else name, 1)[0])
+    assert runner.rows_to_encode(cache) == 0 < runner.rows_to_encode(unread)
+    with pytest.raises(ConfigError, match="source was not read"):
+        runner.extend([unread], [[1, 2]])
+    chunk = runner.extend([cache], [TEXT[:5]], all_logits=True).logits
+    chain = runner.score([cache], [TEXT[5]], [TokenTree.chain(TEXT[6:])]).logits
+    torch.testing.assert_close(torch.cat([chunk, chain]), reference(model, given, TEXT), rtol=1e-4, atol=2e-5)
+    runner.commit([cache], [[0, 1]])
+    fork = runner.fork(cache)
+    got = runner.score([fork], [9], [TokenTree.chain([4])]).logits
+    torch.testing.assert_close(got, reference(model, given, [*TEXT[:8], 9, 4])[-2:], rtol=1e-4, atol=2e-5)
+    got = runner.score([cache], [TEXT[8]], [TokenTree.chain([])]).logits
+    torch.testing.assert_close(got, reference(model, given, TEXT[:9])[-1:], rtol=1e-4, atol=2e-5)
+    assert runner.sources_read == 1
+    runner.encode([runner.open(0, inputs)])
+    assert runner.sources_read == 1
 
 
 def test_runners_are_complete(made: Any) -> None:

@@ -27,6 +27,7 @@ from paceline.checkpoints import (
     block_rows,
     declared_dtype,
     file_keys,
+    has_source,
     is_gguf,
     layout,
     load_weights,
@@ -154,7 +155,7 @@ def _load(folder: Path, wanted: _LoadRequest, *, native: bool, code: bool) -> Ru
     if spec is not None:
         return _native(folder, config, spec, wanted)
     _refuse_fallback(wanted)
-    return _fallback(folder, wanted, code=code)
+    return _fallback(folder, config, wanted, code=code)
 
 
 def _gguf_spec(config: Mapping[str, Any], name: str, *, native: bool) -> ModelSpec:
@@ -422,12 +423,14 @@ def _runner_of(spec: ModelSpec) -> type[NativeRunner | LongRopeRunner]:
     return LongRopeRunner if any(rope.kind == "longrope" for rope in spec.ropes.values()) else NativeRunner
 
 
-def _fallback(folder: Path, wanted: _LoadRequest, *, code: bool) -> Runner:
+def _fallback(folder: Path, config: Mapping[str, Any], wanted: _LoadRequest, *, code: bool) -> Runner:
+    from paceline.models.runners.fallback.encoder_decoder import TransformersEncoderDecoder
     from paceline.models.runners.fallback.runner import TransformersRunner
 
     dtype: torch.dtype | None = None if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
     check_files(Checkpoint(folder), name=wanted.name, dtype=dtype, device=wanted.device)
-    runner = TransformersRunner.load(
+    kind = TransformersEncoderDecoder if has_source(config) else TransformersRunner
+    runner = kind.load(
         folder,
         name=wanted.name,
         device=wanted.device,
