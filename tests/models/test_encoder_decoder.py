@@ -98,14 +98,22 @@ def test_neighbours_change_nothing(name: str, made: Any) -> None:
 WIDE: dict[str, Any] = {
     "d_model": 64, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 96, "vocab_size": 103,
 }  # fmt: skip
-"""Sizes that fill vectors; the head's rows do not fill a strip."""
 
 
-@pytest.mark.parametrize("name", ["bart", "mbart", "pegasus", "marian", "m2m_100", "whisper"])
+COMPILED = ("t5", "t5 with gates", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "whisper")
+
+
+def wide(name: str) -> dict[str, Any]:
+    """Sizes that fill vectors; the head's rows do not fill a strip."""
+    if "t5" in name:
+        return {"d_model": 64, "d_kv": 32, "num_heads": 2, "vocab_size": 103}
+    return WIDE | ({"decoder_vocab_size": 103} if name == "marian" else {})
+
+
+@pytest.mark.parametrize("name", COMPILED)
 def test_compiled_passes_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Chunks, a tree, a commit of its path, taps, and what the heads ask of the source."""
-    sizes = WIDE | ({"decoder_vocab_size": 103} if name == "marian" else {})
-    model, runner = tiny.make(name, tmp_path, **sizes), load_runner(tmp_path, dtype="float32")
+    model, runner = tiny.make(name, tmp_path, **wide(name)), load_runner(tmp_path, dtype="float32")
     assert runner.info.passes == "compiled"
     inputs, given = tiny.source(name)
     cache = opened(runner, inputs)
@@ -134,10 +142,10 @@ def test_compiled_passes_are_those_of_transformers(name: str, tmp_path: Path) ->
         torch.testing.assert_close(rows, seen[layer][0, head], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["whisper", "marian"])
+@pytest.mark.parametrize("name", ["t5", "whisper", "marian"])
 def test_a_row_keeps_its_bits_in_compiled_passes(name: str, tmp_path: Path) -> None:
     """Alone, among many rows and in int8."""
-    tiny.make(name, tmp_path, **WIDE | ({"decoder_vocab_size": 103} if name == "marian" else {}))
+    tiny.make(name, tmp_path, **wide(name))
     inputs, _ = tiny.source(name)
     for options in ({"dtype": "float32"}, {"dtype": "bfloat16"}, {"dtype": "float32", "quantization": "int8"}):
         runner: Any = load_runner(tmp_path, **options)
@@ -204,10 +212,20 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
         load_runner(tmp_path)
 
 
-def test_strict_mode_is_refused(tmp_path: Path) -> None:
-    tiny.make("t5", tmp_path)
-    with pytest.raises(ConfigError, match="no form of attention to its source"):
-        load_runner(tmp_path, exactness="strict")
+def test_strict_mode_needs_compiled_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source keeps its bits beside others, too; without strict mode (the control of the option) it need not."""
+    tiny.make("t5", tmp_path, **wide("t5"))
+    runner: Any = load_runner(tmp_path, dtype="float32", exactness="strict")
+    sources = [tiny.source("t5", seed)[0] for seed in range(3)]
+    caches = [runner.open(0, inputs) for inputs in sources]
+    runner.encode(caches)
+    beside = runner.extend(caches, [TEXT] * 3, all_logits=True)
+    for i, inputs in enumerate(sources):
+        alone: Any = load_runner(tmp_path, dtype="float32", exactness="strict")
+        assert torch.equal(alone.extend([opened(alone, inputs)], [TEXT], all_logits=True).logits, beside.of(i))
+    monkeypatch.setenv("PACELINE_COMPILED", "0")
+    with pytest.raises(ConfigError, match="only compiled passes keep the bits"):
+        load_runner(tmp_path, dtype="float32", exactness="strict")
 
 
 def test_other_kinds_are_named(tmp_path: Path) -> None:

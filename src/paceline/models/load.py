@@ -46,7 +46,11 @@ from paceline.models.memory import check_files, fit_context
 from paceline.models.passes.eligibility import fits
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.padding import padded, padded_spec
-from paceline.models.passes.strict import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
+from paceline.models.passes.strict import (
+    NOT_STRICT_IN_TRANSFORMERS,
+    strict_unavailable,
+    why_not_strict,
+)
 from paceline.models.runners.remapped_tokens import HeadRows, MappedRunner
 from paceline.models.spec import ModelSpec
 
@@ -305,6 +309,7 @@ def _started(plan: _Plan, weights: Weights, packed: PackedWeights, wanted: _Load
     if plan.result.encoder is not None:
         from paceline.models.runners.encoder_decoder import EncoderDecoderRunner
 
+        options |= {"packed": packed, "strict": wanted.strict}
         return cast(Runner, EncoderDecoderRunner(plan.result, plan.result.encoder, weights, **options))
     runner = _runner_of(plan.result)(
         plan.result, weights, strict=wanted.strict, blocks=plan.blocks, packed=packed,
