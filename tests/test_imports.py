@@ -67,8 +67,12 @@ ALLOWED: dict[str, set[str]] = {
     | MODELS
     | {"arguments", "assembly", "diffusion", "engine", "sampling", "search", "speech", "profiles", "transcriber"},
     "transcriber": METHODS | MODELS | {"engine", "speech"},
+    "live_transcriber": LOW | {"speech", "transcriber"},
     "async_llm": METHODS | {"engine", "llm", "search"},
-    "serving": METHODS | MODELS | {"async_llm", "batch", "engine", "explain", "grammar", "llm", "sampling", "search"},
+    "serving": METHODS
+    | MODELS
+    | {"async_llm", "batch", "engine", "explain", "grammar", "llm", "sampling", "search"}
+    | {"speech", "transcriber"},
     "batch": LOW,
     "doctor": METHODS | MODELS | {"controllers", "engine", "llm", "profiles"},
     "explain": METHODS | MODELS | {"controllers", "engine", "llm", "verifiers"},
@@ -79,7 +83,8 @@ ALLOWED: dict[str, set[str]] = {
     "cli": METHODS
     | MODELS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters"}
-    | {"bench", "codebooks", "doctor", "explain", "profiles", "search", "tune", "verify"},
+    | {"bench", "codebooks", "doctor", "explain", "profiles", "search", "tune", "verify"}
+    | {"live_transcriber", "speech", "transcriber"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},
 }

@@ -532,14 +532,8 @@ def _joined(pieces: Sequence[Samples], transcripts: Sequence[Transcript]) -> Tra
         return transcripts[0]
     starts = np.cumsum([0, *(len(piece) for piece in pieces[:-1])]) / SAMPLE_RATE
     moved = tuple(
-        _moved(segment, float(start))
+        segment.moved(float(start))
         for start, transcript in zip(starts, transcripts, strict=True)
         for segment in transcript.segments
     )
     return replace(transcripts[0], duration=sum(transcript.duration for transcript in transcripts), segments=moved)
-
-
-def _moved(segment: Segment, seconds: float) -> Segment:
-    words = tuple(replace(word, start=word.start + seconds, end=word.end + seconds) for word in segment.words)
-    frames = segment.seek + round(seconds * FRAMES_PER_SECOND)
-    return replace(segment, start=segment.start + seconds, end=segment.end + seconds, seek=frames, words=words)

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_encoder_decoder
+import tiny_whisper
 import typer
 from command import Command, Terminal
 
@@ -20,9 +22,11 @@ from paceline.cli.generate import StreamPrinter, show_all
 from paceline.controllers.auto import Costs
 from paceline.controllers.auto.costs import DraftLine
 from paceline.engine import DrafterMetrics, RequestMetrics
+from paceline.llm import BUNDLED
 from paceline.profiles import Conditions, Profile
 
 PROMPT = "Once upon a time"
+VOCABULARY = json.loads((BUNDLED / "target" / "config.json").read_text())["vocab_size"]
 FAST = ("--dtype", "float32", "--threads", "1")
 
 
@@ -367,3 +371,54 @@ def test_a_chat_model_hints_at_chat_once(
     run("generate", "one two three", *FAST)
     run("generate", "one two three", *FAST)
     assert screen.getvalue().count("--chat treats the prompt as a message") == 1
+
+
+# ------------------------------------------------------------------------------------------------ encoders
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A made T5 with the bundled tokenizer."""
+    folder = tmp_path_factory.mktemp("t5")
+    tiny_encoder_decoder.make("t5", folder, vocab_size=VOCABULARY, eos_token_id=1)
+    for file in (BUNDLED / "target").glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def test_encoder_prompts(run: Command, translator: Path, tmp_path: Path) -> None:
+    llm = LLM(translator, speculative_config=None, dtype="float32", threads=1)
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+
+    def text(prompt: Any) -> str:
+        return llm.generate(prompt, params)[0].outputs[0].text + "\n"
+
+    given = ("-m", translator, "--max-tokens", 8, *FAST)
+    assert run("generate", "--encoder-prompt", PROMPT, *given).out == text({"encoder_prompt": PROMPT})
+    assert run("generate", PROMPT, *given).out == text({"encoder_prompt": PROMPT}), "a prompt alone is the source"
+    begun = run("generate", "A", "--encoder-prompt", PROMPT, *given).out
+    assert begun == text({"encoder_prompt": PROMPT, "prompt": "A"}) != text({"encoder_prompt": PROMPT})
+    file = tmp_path / "source.txt"
+    file.write_text(PROMPT)
+    assert run("generate", "--encoder-prompt", f"@{file}", *given).out == text({"encoder_prompt": PROMPT})
+
+
+def test_a_prediction_of_an_encoder_decoder_model_is_drafted_from(run: Command, translator: Path) -> None:
+    given = ("generate", PROMPT, "-m", translator, "--max-tokens", 8, "--json", *FAST)
+    plain = json.loads(run(*given).out)
+    expected = LLM(translator, dtype="float32", profile=False).tokenizer.decode(plain["token_ids"])
+    found = json.loads(run(*given, "-s", "prediction", "--prediction", expected).out)
+    assert found["token_ids"] == plain["token_ids"]
+    assert found["metrics"]["drafters"]["prediction"]["num_draft_tokens"] > 0
+
+
+def test_models_that_a_command_does_not_suit(run: Command, tmp_path_factory: pytest.TempPathFactory) -> None:
+    whisper = tiny_whisper.write(tmp_path_factory.mktemp("whisper"))
+    for name in ("generate", "chat"):
+        found = run(name, *((PROMPT,) if name == "generate" else ()), "-m", whisper, *FAST)
+        assert (found.code, "reads speech, no text; use `paceline transcribe`" in found.line) == (2, True)
+    found = run("generate", "--encoder-prompt", PROMPT, *FAST)
+    assert (found.code, found.line) == (
+        2,
+        "--encoder-prompt is for encoder-decoder models, and the bundled model has no encoder; leave it out",
+    )

@@ -132,5 +132,7 @@ def test_what_cannot_be_written_is_named() -> None:
         ConfigError, match="response_format must be one of txt, srt, vtt, json, verbose_json, got 'ass'"
     ):
         write_transcript(TRANSCRIPT, "ass")
+    bare = replace(FIRST, start=3.0, end=3.5, text="...", words=())  # its signs have joined the word before
+    assert write_transcript(replace(TRANSCRIPT, segments=(FIRST, bare)), "srt", words=True)
     with pytest.raises(ConfigError, match="words can only be written with their times"):
         write_transcript(replace(TRANSCRIPT, segments=(replace(FIRST, words=()),)), "srt", words=True)

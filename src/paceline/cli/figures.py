@@ -10,6 +10,7 @@ from paceline.cli.terminal import counted
 if TYPE_CHECKING:
     from paceline.engine import RequestMetrics, RequestOutput
     from paceline.search import SearchTree
+    from paceline.transcriber import WindowCost
 
 
 def loading(seconds: float) -> str:
@@ -54,6 +55,20 @@ def drafts(answers: Sequence[RequestMetrics]) -> str:
     return (
         f"{accepted} of {drafted} accepted ({accepted / drafted:.0%}), {1 + accepted / max(1, steps):.2f} tokens a pass"
     )
+
+
+def speech_figures(costs: Sequence[WindowCost], audio: float, seconds: float) -> list[str]:
+    """Lines on what transcripts took.
+
+    Args:
+        costs: of their windows. audio: seconds of it. seconds: that were worked.
+    """
+    passes, tokens = sum(cost.passes for cost in costs), sum(cost.tokens for cost in costs)
+    return [
+        f"audio        {audio:.1f} s in {seconds:.1f} s, real-time factor {seconds / max(audio, 1e-9):.2f}",
+        f"decoding     {counted(len(costs), 'window')}, {counted(tokens, 'token')} in {passes} passes, "
+        f"{tokens / max(passes, 1):.2f} tokens a pass",
+    ]
 
 
 def memory() -> str:

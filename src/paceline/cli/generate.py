@@ -45,6 +45,15 @@ Prediction = Annotated[
         "--prediction", metavar="TEXT", help="What the output is expected to be, to draft from; @FILE reads a file."
     ),
 ]
+EncoderPrompt = Annotated[
+    str | None,
+    typer.Option(
+        "--encoder-prompt",
+        metavar="TEXT",
+        help="For encoder-decoder models: the text that the encoder reads; the prompt is what the output begins with. "
+        "@FILE reads a file.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object: text, token_ids, finish_reason, metrics.")]
 Search = Annotated[
     str | None,
@@ -71,6 +80,7 @@ def command(
     prompt: Prompt = None,
     file: PromptFile = None,
     chat: Chat = False,
+    encoder_prompt: EncoderPrompt = None,
     prediction: Prediction = None,
     as_json: Json = False,
     search: Search = None,
@@ -82,17 +92,23 @@ def command(
     """Continue a prompt with a model; on a terminal, accepted drafts are coloured by drafter."""
     check_sampling(flag_values)
     check_search(search, flag_values, as_json, show_tree, unsafe_execution)
-    text = read_prompt(prompt, file)
+    source = None if encoder_prompt is None else text_or_file("--encoder-prompt", encoder_prompt)
+    text = "" if source is not None and prompt is None and file is None else read_prompt(prompt, file)
     expected = None if prediction is None else text_or_file("--prediction", prediction)
     start = perf_counter()
     llm = open_llm(flag_values, diffusion=True)
     load = loading(perf_counter() - start)
     check_prediction(expected, llm)
+    check_source(source, llm, flag_values)
     tell_setting(llm, chat=chat)
     params = sampling_params(flag_values, llm)
     if not as_json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise ConfigError("--logprobs and --prompt-logprobs are not available in streamed text; add --json")
-    what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
+    what: dict[str, Any] = (
+        {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
+    )
+    if source is not None:
+        what |= {"encoder_prompt": source}
     wanted = None if search is None else searching(search, unsafe_execution)
     chunks = llm.stream({**what, "prediction": expected}, params, search=wanted)
     if "max_tokens" in flag_values and search is None:
@@ -216,6 +232,19 @@ def check_prediction(expected: str | None, llm: LLM) -> None:
         raise ConfigError(
             f"--prediction needs the method prediction or auto in --speculative-config; the methods are: {methods}"
         )
+
+
+def check_source(source: str | None, llm: LLM, flag_values: Mapping[str, Any]) -> None:
+    """Reject a model that reads no text, and a text for an encoder where there is none.
+
+    Raises:
+        ConfigError: with what to do.
+    """
+    name = flag_values.get("model", "the bundled model")
+    if llm.source is None and source is not None:
+        raise ConfigError(f"--encoder-prompt is for encoder-decoder models, and {name} has no encoder; leave it out")
+    if llm.source is not None and llm.source.reads == "input_features":
+        raise ConfigError(f"{name} reads speech, no text; use `paceline transcribe`")
 
 
 def with_cut_told(chunks: Generator[StreamChunk], max_tokens: int, llm: LLM) -> Generator[StreamChunk]:

@@ -73,15 +73,16 @@ class SourceReader:
     start: tuple[int, ...]
 
     def read(self, prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
-        """Read one prompt: a source alone, or a dict with one under `encoder_prompt`, and what the output begins with
-        under `prompt` (vLLM's `decoder_prompt`) or `prompt_token_ids`.
+        """Read one prompt: a source alone, also under `prompt` or `prompt_token_ids`, or a dict with one under
+        `encoder_prompt`, and what the output begins with under `prompt` (vLLM's `decoder_prompt`) or
+        `prompt_token_ids`; with the other keys of `read_prompt`.
 
         Raises:
             PromptError: something else, or a source that is no text for a model that reads texts.
         """
-        if not isinstance(prompt, Mapping) or not {*OF_SOURCE, INPUTS}.intersection(prompt):
-            prompt = {"encoder_prompt": prompt}
-        given = dict(prompt)
+        given: dict[str, Any] = dict(prompt) if isinstance(prompt, Mapping) else {"encoder_prompt": prompt}
+        if not {*OF_SOURCE, INPUTS}.intersection(given):
+            given["encoder_prompt"] = {key: given.pop(key) for key in ("prompt", "prompt_token_ids") if key in given}
         source, text = given.pop("encoder_prompt", None), given.pop("decoder_prompt", given.pop("prompt", None))
         if isinstance(text, Mapping):
             given, text = {**text, **given}, text.get("prompt")

@@ -41,7 +41,7 @@ def write_transcript(transcript: Transcript, form: str, *, words: bool = False) 
         ConfigError: an unknown form, or words without times.
     """
     choice("response_format", form, tuple(WRITERS))
-    if words and any(segment.text.strip() and not segment.words for segment in transcript.segments):
+    if words and transcript.text and not transcript.words:  # a segment of signs that join a word before has none
         raise ConfigError("words can only be written with their times, which this transcript lacks; ask for word times")
     return WRITERS[form](transcript, words)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+FRAMES_PER_SECOND: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,12 @@ class Segment:
     compression_ratio: float = 0.0
     no_speech_prob: float = 0.0
     words: tuple[Word, ...] = ()
+
+    def moved(self, seconds: float) -> Self:
+        """The same segment of an audio in which it lies so much later."""
+        words = tuple(replace(word, start=word.start + seconds, end=word.end + seconds) for word in self.words)
+        seek = self.seek + round(seconds * FRAMES_PER_SECOND)
+        return replace(self, start=self.start + seconds, end=self.end + seconds, seek=seek, words=words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from paceline.speech.fallback import Attempt
-from paceline.speech.transcript import Segment
+from paceline.speech.transcript import FRAMES_PER_SECOND, Segment
 from paceline.speech.whisper_tokens import WhisperTokens
 
 WINDOW_FRAMES: Final = 3000
 FRAMES_PER_STEP: Final = 2
-FRAMES_PER_SECOND: Final = 100
 UNCERTAIN: Final = 0.5
 """Above this temperature a text is not told to the next window."""
 

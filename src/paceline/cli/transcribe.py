@@ -1,0 +1,280 @@
+"""`paceline transcribe`: speech to text by a Whisper model, of files or, live, of what is still being said."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from paceline.cli import outputs
+from paceline.cli.figures import loading, memory, speech_figures
+from paceline.cli.interrupts import INTERRUPTED, TerminatedToo
+from paceline.cli.options import open_llm, with_flags
+from paceline.cli.terminal import HARMLESS, counted, progress_bar, remark
+from paceline.errors import ConfigError, PromptError
+from paceline.utils import choice, near_file
+
+if TYPE_CHECKING:
+    from paceline.speech import Samples, Transcript
+    from paceline.transcriber import Transcriber, TranscriptionParams
+
+ENDINGS: Final = {"txt": "txt", "srt": "srt", "vtt": "vtt", "json": "json", "verbose_json": "json"}
+"""Formats -> how names of their files end."""
+
+LIVE_FORMATS: Final = ("txt", "json")
+LONG: Final = 30.0
+"""Seconds of audio from which on progress is shown."""
+
+AudioFiles = Annotated[
+    list[str] | None, typer.Argument(metavar="AUDIO", help="Files: wav, flac, ogg, mp3, ...; - is standard input.")
+]
+Language = Annotated[
+    str | None, typer.Option("--language", metavar="NAME", help="Spoken language, as en; default: the model listens.")
+]
+Task = Annotated[str, typer.Option("--task", metavar="TASK", help="transcribe, or translate to English.")]
+Prompt = Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Text before the audio: names to be expected.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", metavar="FLOAT", help="Of the first attempt at a window; default: 0.")
+]
+Format = Annotated[
+    str, typer.Option("--format", metavar="FORMAT", help="txt, srt, vtt, json or verbose_json; live: txt or json.")
+]
+Words = Annotated[
+    bool,
+    typer.Option("--words", help="Time each word: srt and vtt show a word at a time, verbose_json lists them."),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Where the text goes; of several audios, a folder."),
+]
+Live = Annotated[
+    bool,
+    typer.Option(
+        "--live",
+        help="Captions of standard input (16 kHz mono s16le, or WAV of 16-bit samples), or of a file that grows.",
+    ),
+]
+CpuShare = Annotated[
+    float, typer.Option("--cpu-share", metavar="FLOAT", help="Share of the time that --live may work.")
+]
+LiveWait = Annotated[
+    float,
+    typer.Option("--live-wait", metavar="SECONDS", help="A file that has not grown for so long has ended; for --live."),
+]
+Stats = Annotated[bool, typer.Option("--stats", help="Print on standard error what it took.")]
+
+
+@with_flags(sampling=False)
+def command(
+    *,
+    audios: AudioFiles = None,
+    language: Language = None,
+    task: Task = "transcribe",
+    prompt: Prompt = "",
+    temperature: Temperature = None,
+    form: Format = "txt",
+    words: Words = False,
+    output: Output = None,
+    live: Live = False,
+    cpu_share: CpuShare = 0.5,
+    live_wait: LiveWait = 5.0,
+    stats: Stats = False,
+    flag_values: dict[str, Any],
+) -> None:
+    """Write down what is said in audio files, or live."""
+    choice("--format", form, LIVE_FORMATS if live else tuple(ENDINGS))
+    params = _params(flag_values, language, task, prompt, temperature, words=words and form != "json")
+    names = audios or ["-"]
+    if live:
+        _check_live(names, output, cpu_share)
+    jobs = [] if live else _jobs(names, form, output)
+    need_model(flag_values)
+    start = perf_counter()
+    llm = open_llm(flag_values)
+    load = loading(perf_counter() - start)
+    from paceline.cli import live_audio
+    from paceline.live_transcriber import LiveTranscriber, Pace
+    from paceline.transcriber import Transcriber
+
+    transcriber = Transcriber(llm)
+    transcriber.check(params)
+    with TerminatedToo():
+        if live:
+            source = live_audio.AudioSource(names[0], live_wait)
+            captions, pace = LiveTranscriber(transcriber, params), Pace(cpu_share)
+            seconds, ended = live_audio.captions(captions, source, form, pace)
+            told = speech_figures(transcriber.costs, seconds, pace.busy)
+            words_told = f"{counted(captions.updates, 'transcript')}, {counted(len(captions.stable), 'word')}"
+            told.append(f"captions     {words_told}")
+        else:
+            told, ended = _files(transcriber, params, jobs, form, words=words)
+    for line in (load, *told, memory()) if stats else ():
+        remark(line)
+    if ended:
+        raise typer.Exit(INTERRUPTED)
+
+
+def need_model(flag_values: Mapping[str, Any]) -> None:
+    """Reject that no model was named: the bundled ones read no speech.
+
+    Raises:
+        ConfigError: none was.
+    """
+    if "model" not in flag_values:
+        raise ConfigError("--model must name a Whisper model, such as openai/whisper-base; the bundled one reads text")
+
+
+def _params(
+    flag_values: Mapping[str, Any],
+    language: str | None,
+    task: str,
+    prompt: str,
+    temperature: float | None,
+    *,
+    words: bool,
+) -> TranscriptionParams:
+    from paceline.transcriber import TranscriptionParams
+
+    more: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
+    if "seed" in flag_values:
+        more["seed"] = flag_values["seed"]
+    return TranscriptionParams(language=language, task=task, prompt=prompt, words=words, **more)
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An audio, `-` for standard input, and the file that its text is written to; None prints it."""
+
+    name: str
+    output: Path | None
+
+
+def _jobs(names: Sequence[str], form: str, output: Path | None) -> list[Job]:
+    """What is to be done, checked before a model is loaded for it.
+
+    Raises:
+        PromptError: an audio that is not there.
+        ConfigError: a place where nothing can be written, or two texts for one.
+    """
+    for name in names:
+        if name != "-" and not Path(name).is_file():
+            got = "a folder" if Path(name).is_dir() else "no file"
+            raise PromptError(f"{name!r} must be an audio file, got {got}{near_file(Path(name))}")
+    if names.count("-") > 1:
+        raise ConfigError("standard input can be read once; give - once")
+    if output is None:
+        if len(names) > 1 and form in ("srt", "vtt"):
+            raise ConfigError(f"--format {form} of several audios needs --output FOLDER")
+        return [Job(name, None) for name in names]
+    if len(names) == 1 and not output.is_dir():
+        outputs.must_be_writable("--output", output)
+        return [Job(names[0], output)]
+    if not output.is_dir():
+        raise ConfigError(f"--output must be a folder for several audios, got {str(output)!r}; make it first")
+    jobs = [Job(name, output / f"{_stem(name)}.{ENDINGS[form]}") for name in names]
+    for job in jobs:
+        assert job.output is not None
+        if sum(other.output == job.output for other in jobs) > 1:
+            raise ConfigError(f"several texts would go to {str(job.output)!r}; transcribe these audios one by one")
+        outputs.must_be_writable("--output", job.output)
+    return jobs
+
+
+def _stem(name: str) -> str:
+    return "standard-input" if name == "-" else Path(name).stem
+
+
+def _files(
+    transcriber: Transcriber, params: TranscriptionParams, jobs: Sequence[Job], form: str, *, words: bool
+) -> tuple[list[str], bool]:
+    """Lines on what it took, and whether a signal ended it; what was understood until then is written."""
+    seconds, audio, ended = 0.0, 0.0, False
+    for job in jobs:
+        samples = _read(job.name)
+        start = perf_counter()
+        transcript, ended = _transcribed(transcriber, params, samples)
+        seconds += perf_counter() - start
+        audio += transcript.duration
+        heading = f"--- {job.name} ---" if len(jobs) > 1 and form == "txt" else ""
+        _write(transcript, job, form, heading, words=words)
+        if ended:
+            break
+    return speech_figures(transcriber.costs, audio, seconds), ended
+
+
+def _read(name: str) -> Samples:
+    from paceline.speech import load_audio
+
+    return load_audio(sys.stdin.buffer.read() if name == "-" else Path(name))
+
+
+def _transcribed(transcriber: Transcriber, params: TranscriptionParams, samples: Samples) -> tuple[Transcript, bool]:
+    """What was understood, and whether a signal came before the end."""
+    from paceline.speech import SAMPLE_RATE, Transcript
+
+    duration, segments, language, ended = len(samples) / SAMPLE_RATE, [], params.language or "en", False
+    stream = transcriber.stream(samples, params)
+    try:
+        for window in _with_progress(stream, duration):
+            segments += window.segments
+            language = window.language
+    except KeyboardInterrupt:
+        stream.close()
+        ended = True
+    return Transcript(language=language, duration=duration, segments=tuple(segments), task=params.task), ended
+
+
+def _with_progress(stream: Iterator[Any], duration: float) -> Iterator[Any]:
+    """The same windows; of a long audio a terminal shows how far they are."""
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    if duration <= LONG:
+        yield from stream
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    with progress_bar(*columns) as bar:
+        task = bar.add_task("transcribing", total=duration)
+        for window in stream:
+            bar.update(task, completed=window.until)
+            yield window
+
+
+def _write(transcript: Transcript, job: Job, form: str, heading: str, *, words: bool) -> None:
+    from paceline.speech import write_transcript
+
+    text = write_transcript(transcript, form, words=words and form != "json")
+    if job.output is not None:
+        with outputs.writing("--output", job.output):
+            job.output.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
+        return
+    if heading:
+        print(heading)
+    shown = text.removesuffix("\n")
+    print(shown.translate(HARMLESS) if sys.stdout.isatty() else shown, flush=True)
+
+
+def _check_live(names: Sequence[str], output: Path | None, cpu_share: float) -> None:
+    """Reject what captions have not.
+
+    Raises:
+        ConfigError: several audios, an output, or no share.
+    """
+    from paceline.live_transcriber import Pace
+
+    if len(names) > 1:
+        raise ConfigError(f"--live takes one audio, got {len(names)}")
+    if output is not None:
+        raise ConfigError("--live prints words as they come; leave --output out, or send them on with > FILE")
+    Pace(cpu_share)
+    if names[0] == "-" and sys.stdin.isatty():
+        raise PromptError("--live reads audio on standard input, which is a terminal; send it through a pipe")
+    if names[0] != "-" and not Path(names[0]).is_file():
+        raise PromptError(f"{names[0]!r} must be an audio file that grows, got no file{near_file(Path(names[0]))}")

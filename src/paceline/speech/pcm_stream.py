@@ -1,0 +1,107 @@
+"""Audio that comes piece by piece, of which no end is known: bytes become samples as they come.
+
+What begins with the header of a WAV file of 16-bit integers is read as that, at its rate and with its channels; all
+else is raw: 16 kHz, mono, 16-bit integers, least byte first.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import ConfigError, PromptError
+
+Samples = npt.NDArray[np.float32]
+
+RATE: Final = 16_000
+FULL_SCALE: Final = 1 << 15
+PCM: Final = (1, 0xFFFE)
+"""Formats of WAV files: integers, and "extensible", which is integers where samples have 16 bits."""
+
+MOST_HEADER: Final = 1 << 16
+RATES: Final = (1_000, 768_000)
+MOST_CHANNELS: Final = 8
+
+
+class PcmStream:
+    """Reads a stream of audio.
+
+    Attributes:
+        rate, channels: of what comes in.
+    """
+
+    def __init__(self) -> None:
+        self.rate, self.channels = RATE, 1
+        self._bytes, self._begun = b"", False
+        self._resampler: Any = None
+
+    def feed(self, data: bytes) -> Samples:
+        """(n,) mono samples at 16 kHz that these bytes complete; none until a header is whole.
+
+        Raises:
+            PromptError: a WAV file that holds something else than 16-bit integers.
+            ConfigError: another rate, where the extra that resamples is not installed.
+        """
+        self._bytes += data
+        if not self._begun:
+            self._begun = self._read_header()
+        return self._samples(last=False) if self._begun else np.zeros(0, np.float32)
+
+    def finish(self) -> Samples:
+        """The samples that are left at the end; a sample that is not whole is dropped."""
+        return self._samples(last=True)
+
+    def _read_header(self) -> bool:
+        """Whether the samples begin now."""
+        data = self._bytes
+        if data[:4] != b"RIFF"[: len(data)]:
+            return True
+        place = 12
+        while len(data) >= place + 8:
+            name, length = struct.unpack_from("<4sI", data, place)
+            if name == b"data":
+                self._bytes = data[place + 8 :]
+                return True
+            if name == b"fmt " and len(data) >= place + 24:
+                self._read_format(struct.unpack_from("<HHIIHH", data, place + 8))
+            place += 8 + length + length % 2
+        if data[8:12] != b"WAVE"[: len(data[8:12])] or len(data) > MOST_HEADER:
+            raise PromptError("the stream begins like a WAV file and holds no samples; send 16-bit PCM")
+        return False
+
+    def _read_format(self, found: tuple[int, ...]) -> None:
+        kind, channels, rate, _, _, bits = found
+        if kind not in PCM or bits != 16:
+            raise PromptError(f"the stream has samples of {bits} bits (format {kind}); send 16-bit PCM")
+        if not 1 <= channels <= MOST_CHANNELS or not RATES[0] <= rate <= RATES[1]:
+            raise PromptError(
+                f"the stream has {channels} channels at {rate} Hz; 1 to {MOST_CHANNELS} channels at {RATES[0]} to "
+                f"{RATES[1]} Hz can be read"
+            )
+        self.rate, self.channels = rate, channels
+
+    def _samples(self, *, last: bool) -> Samples:
+        size = 2 * self.channels
+        whole = len(self._bytes) // size * size
+        found = np.frombuffer(self._bytes[:whole], "<i2").reshape(-1, self.channels)
+        self._bytes = self._bytes[whole:]
+        mono: Samples = found.mean(axis=1, dtype=np.float32) / np.float32(FULL_SCALE) if whole else _NOTHING
+        return mono if self.rate == RATE else self._resampled(mono, last=last)
+
+    def _resampled(self, mono: Samples, *, last: bool) -> Samples:
+        try:
+            import soxr
+        except ImportError:
+            raise ConfigError(
+                f"a stream at {self.rate} Hz needs soxr, which is not installed; pip install '.[speech]'"
+            ) from None
+        if self._resampler is None:
+            self._resampler = soxr.ResampleStream(self.rate, RATE, 1, dtype="float32")
+        found: Samples = self._resampler.resample_chunk(mono, last=last)
+        return found
+
+
+_NOTHING: Final = np.zeros(0, np.float32)

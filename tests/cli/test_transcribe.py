@@ -1,0 +1,202 @@
+"""`paceline transcribe` as a user calls it, on a made Whisper model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_whisper
+from command import Command, arrive
+from tiny_whisper import sound, wav
+
+from paceline import LLM
+from paceline.speech import Transcript, write_transcript
+from paceline.transcriber import HeardWindow, Transcriber
+
+FAST = ("--dtype", "float32", "--threads", "1", "-s", "null")
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model; its texts are never doubted: of the temperatures 0 is given alone."""
+    return tiny_whisper.write(tmp_path_factory.mktemp("whisper"), seed=1)
+
+
+@pytest.fixture(scope="module")
+def talk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("audio") / "talk.wav"
+    file.write_bytes(wav(sound(4, 2)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def expected(whisper: Path, talk: Path) -> Transcript:
+    """With the words' times."""
+    llm = LLM(whisper, dtype="float32", threads=1, speculative_config=None)
+    found = llm.transcribe(talk, language="en", words=True)
+    assert isinstance(found, Transcript)
+    assert found.text
+    return found
+
+
+@pytest.mark.parametrize("form", ["txt", "srt", "vtt", "json", "verbose_json"])
+def test_formats(run: Command, form: str, whisper: Path, talk: Path, expected: Transcript) -> None:
+    found = run("transcribe", talk, "-m", whisper, "--language", "en", "--format", form, *FAST)
+    assert (found.code, found.err) == (0, "")
+    if form == "verbose_json":
+        told = json.loads(found.out)
+        assert (told["text"], told["language"], told["duration"]) == (expected.text, "english", 4.0)
+        assert "words" not in told
+    else:
+        assert found.out == write_transcript(expected, form).removesuffix("\n") + "\n"
+
+
+def test_words_and_files(run: Command, whisper: Path, talk: Path, expected: Transcript, tmp_path: Path) -> None:
+    file = tmp_path / "out.srt"
+    given = ("-m", whisper, "--language", "en", "--words", *FAST)
+    found = run("transcribe", talk, *given, "--format", "srt", "-o", file)
+    assert (found.code, found.out, found.err) == (0, "", "")
+    assert file.read_text() == write_transcript(expected, "srt", words=True)
+    found = run("transcribe", talk, *given, "--format", "verbose_json", "-o", tmp_path)
+    assert found.code == 0
+    assert len(json.loads((tmp_path / "talk.json").read_text())["words"]) == len(expected.words)
+
+
+def test_several_audios(run: Command, whisper: Path, talk: Path, expected: Transcript, tmp_path: Path) -> None:
+    other = tmp_path / "other.wav"
+    other.write_bytes(wav(sound(3, 1)))
+    given = ("transcribe", talk, other, "-m", whisper, "--language", "en", *FAST)
+    found = run(*given)
+    assert found.out.startswith(f"--- {talk} ---\n{write_transcript(expected, 'txt')}--- {other} ---\n")
+    lines = run(*given, "--format", "json").out.splitlines()
+    assert [json.loads(line).keys() for line in lines] == [{"text"}, {"text"}]
+    assert run(*given, "-o", tmp_path).out == ""
+    assert (tmp_path / "talk.txt").read_text() == write_transcript(expected, "txt")
+    assert (tmp_path / "other.txt").exists()
+
+
+def test_standard_input_and_figures(run: Command, whisper: Path, talk: Path, expected: Transcript) -> None:
+    given = ("-m", whisper, "--language", "en", "--stats", *FAST)
+    found = run("transcribe", *given, stdin=talk.read_bytes())
+    assert found.out == write_transcript(expected, "txt")
+    assert "real-time factor" in found.err
+    assert "tokens a pass" in found.err
+
+
+def test_what_was_understood_before_ctrl_c_is_kept(
+    run: Command, whisper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = tmp_path / "long.wav", tmp_path / "long.txt"
+    file.write_bytes(wav(sound(95)))
+    stream = Transcriber.stream
+
+    def interrupted(self: Transcriber, *arguments: Any) -> Iterator[HeardWindow]:
+        for number, window in enumerate(stream(self, *arguments)):
+            if number == 2:
+                arrive(signal.SIGINT)
+            yield window
+
+    given = ("transcribe", file, "-m", whisper, "--language", "en", "--temperature", 1, "-o", out, *FAST)
+    assert run(*given).code == 0
+    whole = out.read_text()
+    monkeypatch.setattr(Transcriber, "stream", interrupted)
+    found = run(*given)
+    assert (found.code, found.line) == (130, "interrupted")
+    kept = out.read_text()
+    assert 0 < len(kept) < len(whole)
+    assert whole.startswith(kept)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("nowhere.wav",), "'nowhere.wav' must be an audio file, got no file"),
+        (("TALK", "--format", "doc"), "--format must be one of txt, srt, vtt, json, verbose_json, got 'doc'"),
+        (("TALK", "--task", "sing"), "task must be one of transcribe, translate, got 'sing'"),
+        (("TALK", "--language", "fr"), "language must be one of de, en, haw, got 'fr'"),
+        (("TALK", "--temperature", "9"), "temperature must be a number in 0..2, got 9.0"),
+        (("TALK", "TALK", "--format", "srt"), "--format srt of several audios needs --output FOLDER"),
+        (("TALK", "TALK", "-o", "."), "several texts would go to 'talk.txt'"),
+        (("TALK", "TALK", "-o", "new.txt"), "--output must be a folder for several audios, got 'new.txt'"),
+        (("-", "-"), "standard input can be read once"),
+        (("TALK", "--live", "--format", "srt"), "--format must be one of txt, json, got 'srt'"),
+        (("TALK", "TALK", "--live"), "--live takes one audio, got 2"),
+        (("TALK", "--live", "-o", "x.txt"), "--live prints words as they come"),
+        (("TALK", "--live", "--cpu-share", "0"), "cpu_share must be a number above 0 and up to 1"),
+        (("nowhere.wav", "--live"), "'nowhere.wav' must be an audio file that grows"),
+    ],
+)
+def test_wrong_values(
+    arguments: tuple[str, ...], line: str, run: Command, whisper: Path, talk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(talk.parent)
+    words = [str(talk) if one == "TALK" else one for one in arguments]
+    found = run("transcribe", *words, "-m", whisper, *FAST)
+    assert found.code == 2
+    assert line in found.line
+
+
+def test_models_that_read_no_speech(run: Command, talk: Path, tiny: Path) -> None:
+    assert "--model must name a Whisper model" in run("transcribe", talk).line
+    assert "reads no speech; load a Whisper model" in run("transcribe", talk, "-m", tiny).line
+
+
+def test_files_that_are_no_audio(run: Command, whisper: Path, tmp_path: Path) -> None:
+    file = tmp_path / "text.wav"
+    file.write_text("no audio at all")
+    found = run("transcribe", file, "-m", whisper, *FAST)
+    assert found.code == 2
+    assert "cannot be read as audio" in found.line
+
+
+# ------------------------------------------------------------------------------------------------ live
+
+
+def raw(seconds: float, seed: int = 2) -> bytes:
+    return (sound(seconds, seed) * 32767).astype("<i2").tobytes()
+
+
+LIVE = ("--live", "--language", "en", "--cpu-share", 1)
+
+
+@pytest.mark.parametrize("form", ["txt", "json"])
+def test_captions_of_standard_input(run: Command, form: str, whisper: Path) -> None:
+    found = run("transcribe", *LIVE, "-m", whisper, "--format", form, "--stats", *FAST, stdin=raw(4))
+    assert found.code == 0
+    assert "real-time factor" in found.err
+    assert "transcript" in found.err
+    words = found.out.split() if form == "txt" else [json.loads(line)["word"] for line in found.out.splitlines()]
+    assert words
+    assert f"{len(words)} word" in found.err
+
+
+def test_captions_of_a_file_that_grows(run: Command, whisper: Path, tmp_path: Path) -> None:
+    """Written while it is read: its words are those of the whole, whatever came when."""
+    file, data = tmp_path / "growing.wav", wav(sound(6, 2))
+    file.write_bytes(data[:40_000])
+
+    def write() -> None:
+        for start in range(40_000, len(data), 40_000):
+            time.sleep(0.2)
+            with file.open("ab") as stream:
+                stream.write(data[start : start + 40_000])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found = run("transcribe", file, *LIVE, "--live-wait", 1, "-m", whisper, "--stats", *FAST)
+    writer.join()
+    assert found.code == 0
+    assert "audio        6.0 s" in found.err, "all of it was read"
+    assert found.out.split()
+
+
+def test_a_stream_that_is_no_audio(run: Command, whisper: Path) -> None:
+    found = run("transcribe", *LIVE, "-m", whisper, *FAST, stdin=b"RIFF\0\0\0\0AVI LIST" + bytes(100))
+    assert found.code == 2
+    assert "begins like a WAV file" in found.line
