@@ -604,19 +604,11 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "AWQ": (lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "awq"}), "is quantised (AWQ)"),
     "FP8": (lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "fp8"}), "is quantised (FP8)"),
-    "LED": (
+    "Pix2Struct": (
         lambda f: only_config(
-            f, model_type="led", is_encoder_decoder=True, architectures=["LEDForConditionalGeneration"]
+            f, model_type="pix2struct", is_encoder_decoder=True, architectures=["Pix2StructForConditionalGeneration"]
         ),
-        "(led): encoder-decoder models are not supported yet",
-    ),
-    "LED written by hand": (
-        lambda f: only_config(f, model_type="led", architectures=["LEDForConditionalGeneration"]),
-        "(led): encoder-decoder models are not supported yet",
-    ),
-    "Speech2Text written by hand": (
-        lambda f: only_config(f, model_type="speech_to_text", architectures=["Speech2TextForConditionalGeneration"]),
-        "(speech_to_text): encoder-decoder models are not supported yet",
+        "(pix2struct): encoder-decoder models of this kind are not supported yet",
     ),
     "Qwen2-VL written by hand": (
         lambda f: only_config(f, model_type="qwen2_vl", architectures=["Qwen2VLForConditionalGeneration"]),

@@ -86,6 +86,25 @@ def test_drafts_leave_drawn_texts_as_they_are(pair: tuple[Any, Path]) -> None:
     assert [len(text) for text in plain[0]] == [24, 24, 24]
 
 
+def test_an_expected_text_takes_few_passes(pair: tuple[Any, Path]) -> None:
+    """Aggressive Decoding: the identical text in one pass or two, one edit in as few more; a wrong text (the control)
+    costs passes and no token.
+    """
+    _, folder = pair
+    source = {"encoder_prompt": sources(3)[2]}
+    plain = LLM(folder, dtype="float32", speculative_config=None).generate(source, GREEDY)[0].outputs[0].token_ids
+    llm = LLM(folder, dtype="float32", speculative_config={"method": "prediction", "num_speculative_tokens": 32})
+    edited = [*plain[:9], 77, *plain[10:]]
+    passes = {}
+    for name, expected in (("equal", plain), ("edited", edited), ("wrong", [3 + i for i in range(24)])):
+        (output,) = llm.generate({**source, "prediction": expected}, GREEDY)
+        assert output.outputs[0].token_ids == plain
+        passes[name] = output.metrics.num_steps
+    assert passes["equal"] <= 2
+    assert passes["edited"] <= passes["equal"] + 4
+    assert passes["wrong"] > passes["edited"]
+
+
 def test_the_encoder_counts_against_the_tokens_of_a_step(pair: tuple[Any, Path]) -> None:
     _, folder = pair
     llm = LLM(folder, dtype="float32", speculative_config=None, max_num_batched_tokens=16)

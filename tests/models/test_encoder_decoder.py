@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_encoder_decoder as tiny
 import torch
+import transformers
 
 from paceline.errors import CheckpointError, ConfigError, PromptError, UnsupportedModelError
 from paceline.models import EncodesInputs, Inputs, Runner, load_runner
@@ -97,14 +98,22 @@ def test_neighbours_change_nothing(name: str, made: Any) -> None:
 WIDE: dict[str, Any] = {
     "d_model": 64, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 96, "vocab_size": 103,
 }  # fmt: skip
-"""Sizes that fill vectors; the head's rows do not fill a strip."""
 
 
-@pytest.mark.parametrize("name", ["bart", "mbart", "pegasus", "marian", "m2m_100", "whisper"])
+COMPILED = ("t5", "t5 with gates", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "whisper")
+
+
+def wide(name: str) -> dict[str, Any]:
+    """Sizes that fill vectors; the head's rows do not fill a strip."""
+    if "t5" in name:
+        return {"d_model": 64, "d_kv": 32, "num_heads": 2, "vocab_size": 103}
+    return WIDE | ({"decoder_vocab_size": 103} if name == "marian" else {})
+
+
+@pytest.mark.parametrize("name", COMPILED)
 def test_compiled_passes_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Chunks, a tree, a commit of its path, taps, and what the heads ask of the source."""
-    sizes = WIDE | ({"decoder_vocab_size": 103} if name == "marian" else {})
-    model, runner = tiny.make(name, tmp_path, **sizes), load_runner(tmp_path, dtype="float32")
+    model, runner = tiny.make(name, tmp_path, **wide(name)), load_runner(tmp_path, dtype="float32")
     assert runner.info.passes == "compiled"
     inputs, given = tiny.source(name)
     cache = opened(runner, inputs)
@@ -133,10 +142,10 @@ def test_compiled_passes_are_those_of_transformers(name: str, tmp_path: Path) ->
         torch.testing.assert_close(rows, seen[layer][0, head], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["whisper", "marian"])
+@pytest.mark.parametrize("name", ["t5", "whisper", "marian"])
 def test_a_row_keeps_its_bits_in_compiled_passes(name: str, tmp_path: Path) -> None:
     """Alone, among many rows and in int8."""
-    tiny.make(name, tmp_path, **WIDE | ({"decoder_vocab_size": 103} if name == "marian" else {}))
+    tiny.make(name, tmp_path, **wide(name))
     inputs, _ = tiny.source(name)
     for options in ({"dtype": "float32"}, {"dtype": "bfloat16"}, {"dtype": "float32", "quantization": "int8"}):
         runner: Any = load_runner(tmp_path, **options)
@@ -203,18 +212,76 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
         load_runner(tmp_path)
 
 
-def test_strict_mode_is_refused(tmp_path: Path) -> None:
-    tiny.make("t5", tmp_path)
-    with pytest.raises(ConfigError, match="no form of attention to its source"):
-        load_runner(tmp_path, exactness="strict")
+def test_strict_mode_needs_compiled_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source keeps its bits beside others, too; without strict mode (the control of the option) it need not."""
+    tiny.make("t5", tmp_path, **wide("t5"))
+    runner: Any = load_runner(tmp_path, dtype="float32", exactness="strict")
+    sources = [tiny.source("t5", seed)[0] for seed in range(3)]
+    caches = [runner.open(0, inputs) for inputs in sources]
+    runner.encode(caches)
+    beside = runner.extend(caches, [TEXT] * 3, all_logits=True)
+    for i, inputs in enumerate(sources):
+        alone: Any = load_runner(tmp_path, dtype="float32", exactness="strict")
+        assert torch.equal(alone.extend([opened(alone, inputs)], [TEXT], all_logits=True).logits, beside.of(i))
+    monkeypatch.setenv("PACELINE_COMPILED", "0")
+    with pytest.raises(ConfigError, match="only compiled passes keep the bits"):
+        load_runner(tmp_path, dtype="float32", exactness="strict")
 
 
-def test_other_families_are_named(tmp_path: Path) -> None:
+def test_other_kinds_are_named(tmp_path: Path) -> None:
     tiny.make("t5", tmp_path)
     config = tmp_path / "config.json"
-    config.write_text(config.read_text().replace('"model_type": "t5"', '"model_type": "led"'))
-    with pytest.raises(UnsupportedModelError, match="led"):
+    config.write_text(config.read_text().replace('"model_type": "t5"', '"model_type": "pix2struct"'))
+    with pytest.raises(UnsupportedModelError, match=r"pix2struct.*encoder-decoder models of this kind"):
         load_runner(tmp_path)
+
+
+OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "blenderbot": ("BlenderbotConfig", "BlenderbotForConditionalGeneration", tiny.ABSOLUTE),
+    "led": (
+        "LEDConfig",
+        "LEDForConditionalGeneration",
+        {
+            **tiny.SIZES,
+            "max_encoder_position_embeddings": 64,
+            "max_decoder_position_embeddings": 64,
+            "attention_window": 4,
+        },
+    ),
+    "longt5": ("LongT5Config", "LongT5ForConditionalGeneration", {**tiny.T5, "local_radius": 7}),
+}
+
+
+@pytest.mark.parametrize("name", ["t5", "whisper", "moonshine", *OTHERS])
+def test_transformers_runs_the_others(name: str, tmp_path: Path) -> None:
+    """Chains, commits, forks and sources that are read once, in the fallback; native families by the same code."""
+    if name in OTHERS:
+        config, kind, sizes = OTHERS[name]
+        torch.manual_seed(0)
+        model = getattr(transformers, kind)(getattr(transformers, config)(**sizes)).eval()
+        model.save_pretrained(tmp_path)
+    else:
+        model = tiny.make(name, tmp_path)
+    runner: Any = load_runner(tmp_path, dtype="float32", native=name in OTHERS)
+    assert runner.info.passes == "transformers"
+    assert isinstance(runner, EncodesInputs)
+    inputs, given = tiny.source("bart" if name in OTHERS else name)
+    cache, unread = opened(runner, inputs), runner.open(0, tiny.source("bart" if name in OTHERS else name, 1)[0])
+    assert runner.rows_to_encode(cache) == 0 < runner.rows_to_encode(unread)
+    with pytest.raises(ConfigError, match="source was not read"):
+        runner.extend([unread], [[1, 2]])
+    chunk = runner.extend([cache], [TEXT[:5]], all_logits=True).logits
+    chain = runner.score([cache], [TEXT[5]], [TokenTree.chain(TEXT[6:])]).logits
+    torch.testing.assert_close(torch.cat([chunk, chain]), reference(model, given, TEXT), rtol=1e-4, atol=2e-5)
+    runner.commit([cache], [[0, 1]])
+    fork = runner.fork(cache)
+    got = runner.score([fork], [9], [TokenTree.chain([4])]).logits
+    torch.testing.assert_close(got, reference(model, given, [*TEXT[:8], 9, 4])[-2:], rtol=1e-4, atol=2e-5)
+    got = runner.score([cache], [TEXT[8]], [TokenTree.chain([])]).logits
+    torch.testing.assert_close(got, reference(model, given, TEXT[:9])[-1:], rtol=1e-4, atol=2e-5)
+    assert runner.sources_read == 1
+    runner.encode([runner.open(0, inputs)])
+    assert runner.sources_read == 1
 
 
 def test_runners_are_complete(made: Any) -> None:

@@ -27,6 +27,7 @@ from .gguf_rows import row_bytes as row_bytes
 from .head_bytes import head_share as head_share
 from .hub import BUNDLED_FOLDER as BUNDLED_FOLDER
 from .hub import check_names as check_names
+from .hub import has_source as has_source
 from .hub import read_config as read_config
 from .hub import resolve as resolve
 from .hub import resolve_encoder as resolve_encoder

@@ -270,15 +270,31 @@ def _refuse_formats(folder: Path) -> None:
 
 
 def _refuse_kinds(folder: Path, config: Mapping[str, Any]) -> None:
-    """Reject models that read more than the text before, or a source by an encoder that is ours."""
-    family, kinds = str(config.get("model_type")), "encoder-decoder models"
-    if family in ENCODER_DECODER_FAMILIES:
+    """Reject models that read more than text or speech."""
+    if has_source(config):
         return
+    family, kinds = str(config.get("model_type")), "encoder-decoder models of this kind"
     if config.get("is_encoder_decoder") is not True:
         kinds = _other_input(config, family)
     if kinds:
         rather = "a decoder-only (ForCausalLM) one" if kinds.startswith("encoder") else "a model of text alone"
         raise UnsupportedModelError(f"{folder} ({family}): {kinds} are not supported yet; use {rather}")
+
+
+def has_source(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` describes a model with an encoder for text or speech, native or of transformers."""
+    family = str(config.get("model_type"))
+    if family in ENCODER_DECODER_FAMILIES:
+        return True
+    conditional = any(name.endswith(CONDITIONAL) for name in _architectures(config))
+    if not (config.get("is_encoder_decoder") is True or conditional):
+        return False
+    from transformers.models.auto import modeling_auto as known
+
+    return family in {
+        **known.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        **known.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    }
 
 
 def _other_input(config: Mapping[str, Any], family: str) -> str:
@@ -289,9 +305,6 @@ def _other_input(config: Mapping[str, Any], family: str) -> str:
         return ""
     from transformers.models.auto import modeling_auto as known
 
-    two = {**known.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, **known.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
-    if conditional and family in two:
-        return "encoder-decoder models"
     if family in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return ""
     return "vision-language models" if seeing or family in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES else ""

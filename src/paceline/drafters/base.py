@@ -72,6 +72,16 @@ class Context:
     source: Sequence[int] | None = None
     cache: Callable[[], SequenceCache] | None = None
 
+    @property
+    def length_with_source(self) -> int:
+        """Tokens of the source, if there is one, and of the text."""
+        return len(self.source or ()) + len(self.tokens)
+
+    def with_source(self, start: int = 0) -> Sequence[int]:
+        """The source, if there is one, and the text behind it, as one text from a position on: what to copy from."""
+        before = len(self.source or ())
+        return self.tokens[start - before :] if start >= before else [*(self.source or ())[start:], *self.tokens]
+
 
 class Models(Protocol):
     """Opens models beside the target; each is loaded once for all engines around the target's weights."""

@@ -27,6 +27,7 @@ from paceline.checkpoints import (
     block_rows,
     declared_dtype,
     file_keys,
+    has_source,
     is_gguf,
     layout,
     load_weights,
@@ -45,7 +46,11 @@ from paceline.models.memory import check_files, fit_context
 from paceline.models.passes.eligibility import fits
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.padding import padded, padded_spec
-from paceline.models.passes.strict import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
+from paceline.models.passes.strict import (
+    NOT_STRICT_IN_TRANSFORMERS,
+    strict_unavailable,
+    why_not_strict,
+)
 from paceline.models.runners.remapped_tokens import HeadRows, MappedRunner
 from paceline.models.spec import ModelSpec
 
@@ -154,7 +159,7 @@ def _load(folder: Path, wanted: _LoadRequest, *, native: bool, code: bool) -> Ru
     if spec is not None:
         return _native(folder, config, spec, wanted)
     _refuse_fallback(wanted)
-    return _fallback(folder, wanted, code=code)
+    return _fallback(folder, config, wanted, code=code)
 
 
 def _gguf_spec(config: Mapping[str, Any], name: str, *, native: bool) -> ModelSpec:
@@ -304,6 +309,7 @@ def _started(plan: _Plan, weights: Weights, packed: PackedWeights, wanted: _Load
     if plan.result.encoder is not None:
         from paceline.models.runners.encoder_decoder import EncoderDecoderRunner
 
+        options |= {"packed": packed, "strict": wanted.strict}
         return cast(Runner, EncoderDecoderRunner(plan.result, plan.result.encoder, weights, **options))
     runner = _runner_of(plan.result)(
         plan.result, weights, strict=wanted.strict, blocks=plan.blocks, packed=packed,
@@ -422,12 +428,14 @@ def _runner_of(spec: ModelSpec) -> type[NativeRunner | LongRopeRunner]:
     return LongRopeRunner if any(rope.kind == "longrope" for rope in spec.ropes.values()) else NativeRunner
 
 
-def _fallback(folder: Path, wanted: _LoadRequest, *, code: bool) -> Runner:
+def _fallback(folder: Path, config: Mapping[str, Any], wanted: _LoadRequest, *, code: bool) -> Runner:
+    from paceline.models.runners.fallback.encoder_decoder import TransformersEncoderDecoder
     from paceline.models.runners.fallback.runner import TransformersRunner
 
     dtype: torch.dtype | None = None if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
     check_files(Checkpoint(folder), name=wanted.name, dtype=dtype, device=wanted.device)
-    runner = TransformersRunner.load(
+    kind = TransformersEncoderDecoder if has_source(config) else TransformersRunner
+    runner = kind.load(
         folder,
         name=wanted.name,
         device=wanted.device,

@@ -6,6 +6,8 @@ positions the latest: on code and prose it is right more often than the earliest
 itself, so that periodic text is continued periodically. Every n-gram is indexed once, when it gets its follower; a step
 costs microseconds however long the text.
 
+What the encoder of an encoder-decoder model has read counts as text before the prompt.
+
 The index is shared with other drafters that copy from the text: where each n-gram occurred last, or first. The table is
 open-addressed. A slot holds the position of an n-gram's last token and its length, and the text itself says which
 n-gram that is: so n-grams with equal hashes are told apart.
@@ -158,16 +160,15 @@ class Copies:
         return other
 
     def _read(self) -> None:
-        """Take over the new tokens of the text; make room for it and its n-grams."""
-        tokens, size, (low, high) = self.context.tokens, self._size, self.lengths
-        count = len(tokens)
+        """Take over the new tokens of the text, behind its source; make room for it and its n-grams."""
+        count, size, (low, high) = self.context.length_with_source, self._size, self.lengths
         if count > len(self._text):
             text = np.zeros(max(2 * count, 256), np.int32)
             text[:size] = self._text[:size]
             self._text, self._table = text, empty(len(text) * (high - low + 1))
             self._done = 0
         if count > size:
-            self._text[size:count] = tokens[size:]
+            self._text[size:count] = self.context.with_source(size)
             self._size = count
 
 

@@ -421,7 +421,7 @@ class SuffixDrafter(SingleDrafter[SuffixState]):
         self._make_room(64)
 
     def _begin(self, context: Context) -> SuffixState:
-        state = SuffixState(context, SuffixTree(self.depth, ROOM + len(context.tokens)), self._cache(context))
+        state = SuffixState(context, SuffixTree(self.depth, ROOM + context.length_with_source), self._cache(context))
         _catch_up(state)
         return state
 
@@ -445,7 +445,7 @@ class SuffixDrafter(SingleDrafter[SuffixState]):
         most = min(budget.nodes, self.limit, 16 * self.depth)
         if most > self._most:
             self._make_room(most)
-        start, workspace = tree.write(state.context.tokens[tree.size :]), self.workspace
+        start, workspace = tree.write(state.context.with_source(tree.size)), self.workspace
         nodes = step(tree.record, start, tree.size, past.record, past.size, self.record, most, budget.depth)
         if not nodes:
             return EMPTY_TREE
@@ -480,4 +480,4 @@ def _flag(name: str, value: object) -> None:
 
 def _catch_up(state: SuffixState) -> None:
     """Take what is new in the text into its tree."""
-    state.tree.grow(np.array(state.context.tokens[state.tree.size :], np.int32))
+    state.tree.grow(np.array(state.context.with_source(state.tree.size), np.int32))

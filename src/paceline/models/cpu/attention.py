@@ -258,10 +258,22 @@ def _fetch_first(frame: int, layer: int, kv_head: int, row: int) -> None:
 
 
 @part_of_compiled
-def _shares(frame: int, layer: int, scores: int, count: int, head: int, in_strips: bool) -> np.float32:
+def _add_biases(frame: int, layer: int, row: int, scores: int, count: int, head: int) -> None:
+    """Add what distances add to a query's scores: a row sees the positions up to its own, in order."""
+    biases = read(layer + at.BIASES)
+    if biases != 0:
+        first = read(frame + at.BIAS_COUNT) - 1 - read(read(frame + at.POSITIONS) + 8 * row)
+        biases += 4 * (head * read(frame + at.BIAS_PITCH) + first)
+        for i in range(0, count, LANES):
+            store(scores + 4 * i, add(load(scores + 4 * i), load(biases + 4 * i)))
+
+
+@part_of_compiled
+def _shares(frame: int, layer: int, row: int, scores: int, count: int, head: int, in_strips: bool) -> np.float32:
     """Replace a query's scores by shares that are not yet divided by their sum, which counts its head's sink; returns
     it. With `in_strips` they are bfloat16 in the matrix unit.
     """
+    _add_biases(frame, layer, row, scores, count, head)
     sinks = read(layer + at.SINKS)
     if sinks != 0:  # one more score, which has no value
         write_float(scores + 4 * count, read_float(sinks + 4 * head))
@@ -306,9 +318,10 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
         _fetch_first(frame, layer, kv_head, coming)
     wholes = sums + 128 * MAX_QUERIES
     for q in range(queries):
-        _, more = own_slots(seen, row + (first + q) // groups)
+        of_row = row + (first + q) // groups
+        _, more = own_slots(seen, of_row)
         head = (first + q) % groups * kv_heads + kv_head
-        whole = _shares(frame, layer, scores + q * out_pitch, shared + more, head, False)
+        whole = _shares(frame, layer, of_row, scores + q * out_pitch, shared + more, head, False)
         store(wholes + 64 * q, broadcast(whole))
     part = 0
     while part < size:
@@ -408,8 +421,9 @@ def _shares_of_block(
     )
     for q in range(queries):
         head, shares = (first + q) % groups * kv_heads + kv_head, scores + q * pitch
-        _, more = own_slots(seen, row + (first + q) // groups)
-        store(wholes + 64 * q, broadcast(_shares(frame, layer, shares, count + more, head, True)))
+        of_row = row + (first + q) // groups
+        _, more = own_slots(seen, of_row)
+        store(wholes + 64 * q, broadcast(_shares(frame, layer, of_row, shares, count + more, head, True)))
         for i in range(count + more, count + max(most, more) + BLOCK, LANES):
             if MATRIX_UNIT:
                 store_half(shares + 2 * i, broadcast(np.float32(0.0)))

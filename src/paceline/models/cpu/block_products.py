@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
 
 from paceline.models.cpu.blocks import GROUP, KINDS, LANES, BlockKind, Scales
 from paceline.models.cpu.matrix_unit import TILE_ROWS, GroupTiles, has_matrix_unit
@@ -51,6 +50,7 @@ from paceline.models.cpu.vectors import (
     maximum,
     mul,
     read_float,
+    stack_memory,
     store,
     store_at,
     total,
@@ -429,9 +429,7 @@ def _accumulate_ready(
 @lowered(Int)
 def _stack_room(builder: Builder) -> Value:
     """The address of room for AT_ONCE groups that are ready, while the function runs."""
-    room = cgutils.alloca_once(builder, ir.ArrayType(I8, AT_ONCE * READY))
-    room.align = 64
-    return builder.ptrtoint(room, I64)
+    return stack_memory(builder, AT_ONCE * READY)
 
 
 class _BlockTiles(_Groups):

@@ -292,4 +292,4 @@ def compiled() -> Any:
         if sources != 0:  # the cache tells functions apart by their constants, and would miss changes in other files
             forward(frame)
 
-    return machine_code(entry, "the CPU kernels", "a minute or two")
+    return machine_code(entry, "the CPU kernels", "half a minute or more")

@@ -127,7 +127,7 @@ def compiled_latent() -> Any:
         else:
             _behind(frame, layer, me, team)
 
-    return machine_code(entry, "kernels of latent attention", "half a minute", arguments=5)
+    return machine_code(entry, "kernels of latent attention", "some seconds", arguments=5)
 
 
 def projection(spec: ModelSpec) -> dict[int, int | float]:

@@ -33,6 +33,7 @@ from paceline.models.cpu.vectors import (
     load_at,
     lowered,
     pointer,
+    stack_memory,
     store_at,
 )
 
@@ -76,21 +77,13 @@ def _configure(builder: Builder, rows: Value, *, inputs: int = WIDTH) -> None:
 
     `inputs`: bytes of activations of one block, fewer than 64 where weights have fewer rows.
     """
-    start = _memory(builder, 64)
+    start = stack_memory(builder, 64)
     each = builder.mul(rows, ir.Constant(I64, 0x01_01_01_01_01))
     widths, right = WIDTH * 0x0001_0001_0001_0001, (inputs // 4 * 0x01_01_01) << 40
     words = [1, 0, widths, widths - WIDTH + inputs, 0, 0, builder.add(each, ir.Constant(I64, right)), 0]
     for i, word in enumerate(words):
         store_at(builder, start, ir.Constant(I64, word) if isinstance(word, int) else word, 8 * i)
     call_named(builder, "llvm.x86.ldtilecfg", VOID, pointer(builder, start))
-
-
-def _memory(builder: Builder, size: int) -> Value:
-    """Emit the address of memory on the stack."""
-    with builder.goto_entry_block():
-        memory = builder.alloca(ir.ArrayType(I8, size))
-        memory.align = 64
-        return builder.ptrtoint(memory, I64)
 
 
 class GroupTiles:
@@ -104,7 +97,8 @@ class GroupTiles:
 
     def __init__(self, builder: Builder, rows: Value, pitch: Value) -> None:
         self._builder, self._pitch = builder, pitch
-        self._weights, self._sums = _memory(builder, self.INPUTS // 4 * STEP), _memory(builder, TILE_ROWS * 4 * STRIP)
+        self._weights = stack_memory(builder, self.INPUTS // 4 * STEP)
+        self._sums = stack_memory(builder, TILE_ROWS * 4 * STRIP)
         _configure(builder, rows, inputs=self.INPUTS)
 
     def put(self, step: int, columns: list[Value]) -> None:

@@ -34,6 +34,8 @@ FIELD = 8
     RESIDUAL, PARALLEL, INTERMEDIATE,  # PARALLEL: 1 where attention and MLP read the same normed state
     ACTIVATE, GATED, ALPHA, LIMIT,  # models.cpu.sublayers; ALPHA and LIMIT of the clamped activation
     ATTENTION_CAP, LOGIT_CAP,  # soft caps, 0 for none
+    # (rows,) positions, and distances in a layer's BIASES: numbers of positions 0 .. p end each head's row of them
+    POSITIONS, BIAS_COUNT, BIAS_PITCH,
     WHOLE_NORM,  # 1 where queries and keys are normed over all their heads
     # mixtures: how many experts, of a row, groups and best of them (0: none); 1 where shares sum to 1; factor on shares
     EXPERTS, TOP_K, GROUPS, BEST_GROUPS, NORM_SHARES, SHARE_SCALE,
@@ -48,7 +50,7 @@ FIELD = 8
     # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
     BEST, PARTS, PARTS_ROWS,
     FRAME_FIELDS,
-) = range(0, 95 * FIELD, FIELD)  # fmt: skip
+) = range(0, 98 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs
@@ -68,9 +70,10 @@ FIELD = 8
     TAP,  # where the states behind this layer go, or 0
     # 1 where the record attends to a source: it projects queries alone, which go to QUERIES_TAP, too, unless that is 0
     SOURCE_ATTENTION, QUERIES_TAP,
+    BIASES,  # (heads, BIAS_PITCH) float32 over the attention's scale by falling distance, or 0
     SUM_NORM, MLP_SUM_NORM,  # norms of the residual stream behind attention and behind the MLP, or 0
     LAYER_FIELDS,
-) = range(0, 41 * FIELD, FIELD)  # fmt: skip
+) = range(0, 42 * FIELD, FIELD)  # fmt: skip
 
 (
     # strips and biases, inner width, kinds of product

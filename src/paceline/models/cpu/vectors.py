@@ -102,6 +102,17 @@ def pointer(builder: Builder, address: Value, offset: int = 0) -> Value:
     return builder.gep(base, [ir.Constant(I64, offset)]) if offset else base
 
 
+def stack_memory(builder: Builder, size: int) -> Value:
+    """Emit the address of so many bytes on the stack, aligned to 64, for as long as the function runs.
+
+    Unlike those of numba's `alloca_once` they are not set to zero, which takes LLVM half a minute for 24 KiB.
+    """
+    with builder.goto_entry_block():
+        memory = builder.alloca(ir.ArrayType(I8, size))
+        memory.align = 64
+        return builder.ptrtoint(memory, I64)
+
+
 def load_at(builder: Builder, address: Value, kind: Any, offset: int = 0) -> Value:
     """Emit a load of an LLVM type from an integer address; no alignment is assumed."""
     return builder.load(builder.bitcast(pointer(builder, address, offset), kind.as_pointer()), align=1)

@@ -32,6 +32,7 @@ from paceline.models.cpu.threads import TeamSize, find_team
 from paceline.models.cpu.tiles import DOT, FULL, HALF, STRIP
 from paceline.models.cpu.vectors import LANES
 from paceline.models.layers.decoder import placement_of
+from paceline.models.layers.positions import relative_biases
 from paceline.models.layers.rope import Rotary
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.packing import ROWS, Packing, PassWorkspace, RecordTable, Weights, constants
@@ -55,6 +56,32 @@ def _keys_of(segment: Segment) -> int:
     """The longest list of keys that a row sees."""
     own = segment.cache.length + segment.slots
     return own if segment.memory is None else max(own, segment.memory.cache.length)
+
+
+class _Distances:
+    """What distances add to the scores of attention, as compiled code reads it: by layer and head, falling distances,
+    so that the numbers of the positions 0 .. p are the last ones.
+    """
+
+    def __init__(self, spec: ModelSpec, weights: Weights, layers: RecordTable, frame: RecordTable) -> None:
+        self._biases, self._layers, self._frame = relative_biases(spec, weights), layers, frame
+        self._scale, self._each = spec.scale, len(layers.fields) // spec.num_layers
+        self._tables: dict[int, torch.Tensor] = {}
+        self._count = 0
+
+    def reserve(self, longest: int) -> None:
+        """Have numbers for texts of so many tokens."""
+        if not self._biases or longest <= self._count:
+            return
+        self._count = 2 * longest
+        behind = torch.arange(1 - self._count, 1)
+        self._tables = {
+            id(bias): torch.nn.functional.pad(bias.of(behind).float() / self._scale, (0, LANES)).contiguous()
+            for bias in self._biases
+        }
+        self._frame.put({at.BIAS_COUNT: self._count, at.BIAS_PITCH: self._count + LANES})
+        for index, bias in enumerate(self._biases):
+            self._layers.put({at.BIASES: self._tables[id(bias)].data_ptr()}, self._each * index)
 
 
 class CompiledDecoder:
@@ -106,6 +133,7 @@ class CompiledDecoder:
         self.seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
         self._seen_of_source = np.zeros((ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
         self._placement = placement_of(spec, weights, self.dtype, torch.device("cpu"))
+        self._distances = _Distances(spec, weights, self.layers, self.frame)
         self._iota, self._aimed = np.arange(ROWS), False
         self._row_bytes = spec.hidden_size * self.dtype.itemsize
         self._made = torch.empty(0)  # embeddings that the pass reads
@@ -152,6 +180,7 @@ class CompiledDecoder:
                 self.layers.put(record | places | of_source, self._each * index + number)
             done(1)
         self.frame.put({at.BEST: address(self._best), at.SOURCE: rows, at.PICKED: rows + 24 * ROWS})
+        self.frame.put({at.POSITIONS: rows + 16 * ROWS})
         for key, table in self._ropes.items():
             table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].width or spec.ropes[key].dims})
 
@@ -236,6 +265,7 @@ class CompiledDecoder:
             self._parts = torch.zeros(threads * ROWS * BEST_BYTES, dtype=torch.uint8)
             self.frame.put(self._workspace.fields | {at.PARTS: self._parts.data_ptr(), at.PARTS_ROWS: ROWS})
             self._room = 0
+        self._distances.reserve(longest)
         if longest > self._room:
             self._room = 2 * longest
             queries = QUERIES if self._in_strips else MAX_QUERIES

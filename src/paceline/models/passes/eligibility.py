@@ -34,7 +34,6 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
         whole &= latent.rank % 64 == latent.value % 64 == latent.rope % 32 == latent.nope % 32 == 0
         whole &= (latent.query_rank or 0) % 32 == 0
     reasons = {
-        "numbers for distances": spec.relative_bias is None,
         "the device is not the CPU": device.type == "cpu",
         f"dtype {dtype}": dtype in {torch.float32, torch.bfloat16},
         "a negative attention scale": spec.scale > 0,

@@ -23,6 +23,9 @@ from paceline.models.spec import ModelSpec
 NOT_STRICT_IN_TRANSFORMERS = "it runs in transformers, whose sums depend on how a text is fed"
 
 
+NOT_STRICT_WITH_SOURCE = "only compiled passes keep the bits of a row that attends to a source, and it has none here"
+
+
 def strict_unavailable(name: str, reason: str) -> ConfigError:
     """The error that strict mode is not to be had for a model."""
     return ConfigError(f"exactness='strict' is not available for {name}: {reason}; use exactness='auto'")
@@ -32,8 +35,6 @@ def why_not_strict(spec: ModelSpec, device: torch.device) -> str | None:
     """Why a model cannot decode in strict mode there, or None."""
     if device.type != "cpu":
         return f"no form of its passes on {device.type.upper()} is known to keep the bits of a row"
-    if spec.encoder is not None:
-        return "no form of attention to its source is known to keep the bits of a row"
     kinds = sorted({rope.kind for rope in spec.ropes.values()} & {"dynamic", "longrope"})
     if kinds:
         return f"the angles of its {kinds[0]} rotary embedding depend on the length of the text"

@@ -24,6 +24,8 @@ from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.decoder import Weights
 from paceline.models.layers.encoder import Encoder
 from paceline.models.passes.base import QueriesSource
+from paceline.models.passes.packed_weights import PackedWeights
+from paceline.models.passes.strict import NOT_STRICT_WITH_SOURCE, strict_unavailable
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import EncoderSpec, ModelSpec, attention_shape
 from paceline.models.state.cache import NativeCache
@@ -38,11 +40,13 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
 
     Args:
         spec: of the whole model. weights: canonical ones of both parts.
-        options: as of `NativeRunner`.
+        strict, packed and others: as of `NativeRunner`.
 
     Attributes:
         native: the decoder. encoder: the encoder, by PyTorch's operators.
         sources_read: how many sources the encoder has read so far.
+    Raises:
+        ConfigError: strict mode without compiled passes.
     """
 
     def __init__(
@@ -56,17 +60,22 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         dtype: torch.dtype,
         max_context: int | None = None,
         compiled: bool = True,
+        strict: bool = False,
+        packed: PackedWeights | None = None,
     ) -> None:
         with torch.inference_mode():
-            self.encoder = Encoder(spec, weights)
+            self.encoder = Encoder(spec, weights, row_invariant="proven" if strict else True)
         native = self.native = NativeRunner(
-            spec, weights, name=name, device=device, dtype=dtype, max_context=max_context, compiled=compiled
-        )
+            spec, weights, name=name, device=device, dtype=dtype, max_context=max_context, compiled=compiled,
+            packed=packed, strict=strict,
+        )  # fmt: skip
+        self._alone = strict
         self.info = replace(native.info, fingerprint=f"{native.info.fingerprint}-encoder", source=encoder.reads)
         self.spec, self.source, self.capabilities = spec, encoder, native.capabilities
         self.memory = ArenaMemory(native.arena, sources=self)
         self.input_kinds = ("encoder_tokens",) if encoder.reads == "encoder_tokens" else ("features",)
-        assert isinstance(native.passes, QueriesSource)
+        if not isinstance(native.passes, QueriesSource):
+            raise strict_unavailable(name, NOT_STRICT_WITH_SOURCE)
         self._passes = native.passes
         self.source_heads = [(layer, head) for layer in range(spec.num_layers) for head in range(spec.num_heads)]
         self.extend, self.score, self.run_layers = native.extend, native.score, native.run_layers
@@ -112,11 +121,17 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         """See `EncodesInputs.encode`."""
         parts = [_source_of(cache) for cache in caches]
         inputs = {part.inputs.digest: part.inputs for part in parts if part.inputs.digest not in self._memories}
-        made = self.encoder.read([self._tensor(one) for one in inputs.values()], self.native.arena) if inputs else []
+        made = self._read([self._tensor(one) for one in inputs.values()])
         self.sources_read += len(made)
         self._memories.update(zip(inputs, made, strict=True))
         for part in parts:
             part.memory = self._memories[part.inputs.digest]
+
+    def _read(self, sources: list[torch.Tensor]) -> list[CrossMemory]:
+        """What the decoder attends to; in strict mode each source is read alone, so that it keeps its bits."""
+        if self._alone:
+            return [memory for source in sources for memory in self.encoder.read([source], self.native.arena)]
+        return self.encoder.read(sources, self.native.arena) if sources else []
 
     @torch.inference_mode()
     def attention_to_source(

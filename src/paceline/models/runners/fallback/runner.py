@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -44,7 +44,11 @@ class FallbackCache:
         self.marked = False
 
     def opened(self) -> History:
-        """The history, unless the sequence was released."""
+        """The history, unless the sequence was released.
+
+        Raises:
+            ConfigError: it was.
+        """
         if self.history is None:
             raise ConfigError("this sequence's cache was released; open a new one with runner.open()")
         return self.history
@@ -66,7 +70,7 @@ class TransformersRunner:
         model.eval()
         self.model = model
         first = next(model.parameters())
-        caller = CausalModel(model, first.device)
+        caller = self._caller(model, first.device)
         declared = _declared_context(model.config)
         if max_context is not None and not 2 <= max_context <= declared:
             raise ConfigError(f"max_model_len must lie in 2..{declared}, the context of {name}, got {max_context}")
@@ -75,12 +79,18 @@ class TransformersRunner:
         vocab_size = rows if tokens is None else min(rows, tokens)
         table = model.get_input_embeddings()
         self._rows = rows if table is None else int(table.weight.shape[0])
-        self.make_history = choose_history(caller, vocab_size, limit)
+        self.make_history = self._history_maker(caller, vocab_size, limit)
         self.history_kind = type(self.make_history()).__name__
         self.info = _describe(model, name=name, vocab_size=vocab_size, max_context=limit, first=first)
         if vocab_size < rows:
             self.info = replace(self.info, stored_rows=rows)
         self.capabilities = Capabilities(taps=_can_tap(caller, self.info.hidden_size), fork=True)
+
+    def _caller(self, model: Any, device: torch.device) -> CausalModel:
+        return CausalModel(model, device)
+
+    def _history_maker(self, caller: CausalModel, vocab_size: int, max_context: int) -> Callable[[], History]:
+        return choose_history(caller, vocab_size, max_context)
 
     @classmethod
     def load(
@@ -104,7 +114,7 @@ class TransformersRunner:
                 checkpoint.
             CheckpointError: missing, incomplete or inconsistent files.
         """
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
 
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
         try:
@@ -117,13 +127,20 @@ class TransformersRunner:
             )
         try:
             with quiet():
-                model, report = AutoModelForCausalLM.from_pretrained(
+                model, report = cls._loader(config).from_pretrained(
                     str(folder), config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
                 )
         except Exception as error:  # as above
             raise _refusal(error, name) from error
         _check_complete(report, name)
         return cls._started(model.to(device), name, max_context, tokens)
+
+    @classmethod
+    def _loader(cls, config: Any) -> Any:
+        """The class of transformers that loads such a model."""
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM
 
     @classmethod
     def _started(cls, model: Any, name: str, max_context: int | None, tokens: int | None) -> TransformersRunner:
@@ -285,7 +302,10 @@ def _declared_context(config: Any) -> int:
     drafted text would have other logits than a plain one.
     """
     text = config.get_text_config()
-    keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
+    keys = (
+        *("max_decoder_position_embeddings", "max_target_positions", "max_position_embeddings", "n_positions"),
+        *("max_seq_len", "seq_length", "context_length"),
+    )
     sizes = [size for key in keys if isinstance(size := getattr(text, key, None), int) and size > 0]
     rope = getattr(text, "rope_parameters", None) or {}
     kinds = rope.values() if rope and all(isinstance(kind, Mapping) for kind in rope.values()) else [rope]

@@ -45,17 +45,20 @@ class PassOutput:
 class CausalModel:
     """One way to call any AutoModelForCausalLM.
 
+    Args:
+        layers_of: the part of the model whose layers can be tapped; None for all of it.
+
     Attributes:
         cache_key: the argument and output that carries the cache ("cache", "past_key_values", "cache_params"), or None.
         num_layers: layers that can be tapped, 0 if they were not found.
     """
 
-    def __init__(self, model: Any, device: torch.device) -> None:
+    def __init__(self, model: Any, device: torch.device, layers_of: Any = None) -> None:
         known = inspect.signature(model.forward).parameters
         self.model, self.device = model, device
         self.cache_key = next((key for key in ("cache", "past_key_values", "cache_params") if key in known), None)
         self._short_head = "logits_to_keep" in known
-        self._layers = _decoder_layers(model)
+        self._layers = _decoder_layers(model) if layers_of is None else _first_layers(layers_of)
         self.num_layers = len(self._layers)
 
     def run(
@@ -77,12 +80,16 @@ class CausalModel:
         hooks = [self._tap(layer, tapped) for layer in set(taps)]
         try:
             with torch.inference_mode():
-                output = self.model(input_ids=torch.tensor([list(tokens)], device=self.device), **options)
+                output = self._call(torch.tensor([list(tokens)], device=self.device), options)
         finally:
             for hook in hooks:
                 hook.remove()
         logits = output.logits[0, -1:] if last_only else output.logits[0]
         return PassOutput(logits, tapped, None if self.cache_key is None else getattr(output, self.cache_key, None))
+
+    def _call(self, tokens: torch.Tensor, options: dict[str, Any]) -> Any:
+        """The model's output for (1, n) tokens."""
+        return self.model(input_ids=tokens, **options)
 
     def _tap(self, layer: int, tapped: Taps) -> Any:
         """A hook that puts the output of `layer` into `tapped`; -1: the first layer's input, num_layers: the head's."""
@@ -106,6 +113,10 @@ def _decoder_layers(model: Any) -> Sequence[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
     return ()
+
+
+def _first_layers(part: Any) -> Sequence[nn.Module]:
+    return next((list(module) for module in part.modules() if isinstance(module, nn.ModuleList) and len(module)), ())
 
 
 class History:
@@ -232,14 +243,14 @@ def choose_history(model: CausalModel, vocab_size: int, max_context: int) -> Cal
         return lambda: History(model)
     expected = model.run(tokens, keep=False).logits.float()
     candidates = _candidates(model, tokens)
-    errors = {name: _error(name, make, tokens, expected) for name, make in candidates.items()}
+    errors = {name: error_of(name, make, tokens, expected) for name, make in candidates.items()}
     limit = 3e-5 if model.model.dtype == torch.float32 else 0.1
     limits = {CHUNKS: min(limit, ROUNDING * errors.get(SINGLY, math.inf) + 1e-6)}
     fitting = [make for name, make in candidates.items() if errors[name] <= limits.get(name, limit)]
     return fitting[0] if fitting else lambda: History(model)
 
 
-def _error(name: str, make: Callable[[], History], tokens: Sequence[int], expected: torch.Tensor) -> float:
+def error_of(name: str, make: Callable[[], History], tokens: Sequence[int], expected: torch.Tensor) -> float:
     """How far a history is off, as the mean difference of logits relative to how much they vary; infinity if it does
     not work.
     """
@@ -260,7 +271,7 @@ def _candidates(model: CausalModel, tokens: Sequence[int]) -> dict[str, Callable
 
     try:
         cache = model.run(tokens[:2]).cache
-    except Exception as failure:  # as in `_error`
+    except Exception as failure:  # as in `error_of`
         logger.debug("this model makes no cache: %s", failure)
         return {}
     if cache is None:
