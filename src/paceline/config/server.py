@@ -173,6 +173,8 @@ class ServerConfig:
     max_request_tokens: int | None = option(
         None, "Maximum number of new tokens that a request may ask for; default: any.", low=1
     )
+    max_audio_bytes: int = option(25 * 2**20, "Maximum length of an audio file. Default: 25 MiB.", low=1)
+    max_audio_seconds: float = _seconds(3600.0, "Seconds that an audio may last.")
     receive_timeout: float = _seconds(60.0, "Seconds in which a request's head, and then its body, must have arrived.")
     request_timeout: float = _seconds(600.0, "Seconds that a request may take.")
     drain_timeout: float = _seconds(60.0, "Seconds that running requests have to end when the server stops.")

@@ -185,6 +185,7 @@ class RequestOutput:
         num_cached_tokens: prompt tokens whose keys and values were taken over from earlier requests; None without a
             prefix cache.
         search: of a search, its `paceline.search.SearchTree`.
+        encoder_prompt_token_ids: what the encoder of an encoder-decoder model has read, where that is text.
     """
 
     request_id: str
@@ -195,6 +196,12 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int | None = None
     search: Any | None = None
+    encoder_prompt_token_ids: list[int] | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens that were read, an encoder's included."""
+        return len(self.prompt_token_ids) + len(self.encoder_prompt_token_ids or ())
 
     @property
     def finished(self) -> bool:

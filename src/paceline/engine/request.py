@@ -95,6 +95,7 @@ class Request:
                 self.id, self.prompt, self.prompt_ids, self.outputs, self.metrics, self.prompt_logprobs
             )
             view.num_cached_tokens = self.num_cached_tokens
+            view.encoder_prompt_token_ids = list(self.inputs.encoder_tokens) or None
             self._view = view
         return view
 

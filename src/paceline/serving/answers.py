@@ -30,7 +30,7 @@ def usage_of(outputs: Sequence[RequestOutput], *, hidden: bool = False) -> Json:
         hidden: what was decoded is not shown, and does not count.
     """
     completions = [completion for output in outputs for completion in output.outputs]
-    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    prompt = sum(output.num_prompt_tokens for output in outputs)
     thoughts = sum(len(completion.reasoning_token_ids) for completion in completions)
     answer_tokens = 0 if hidden else thoughts + sum(len(completion.token_ids) for completion in completions)
     speculative, searches = _drafts_in(outputs), [output.search for output in outputs if output.search is not None]

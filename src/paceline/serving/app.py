@@ -6,16 +6,15 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from importlib.util import find_spec
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
-from starlette.types import Message, Receive, Scope, Send
 
 from paceline.async_llm import AsyncLLM
 from paceline.config import ServerConfig
@@ -30,6 +29,7 @@ from paceline.serving.bodies import READERS, BodyRoute
 from paceline.serving.chat import constrained_by
 from paceline.serving.embeddings import DecoderEmbedder
 from paceline.serving.entrance import Entrance, guarded, metered
+from paceline.serving.event_stream import EventStream
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
 from paceline.serving.jobs import JobFactory, PromptJob
@@ -56,14 +56,12 @@ from paceline.serving.responses import ResponseRoutes
 from paceline.serving.runs import RequestRun, json_response, large_response
 from paceline.serving.text_models import TextModels
 from paceline.serving.text_requests import TextService
+from paceline.serving.transcriptions import TranscriptionRoutes
 from paceline.serving.translation import Outgoing
 from paceline.utils import read_text, shortened
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline.serving")
-
-KEEP_ALIVE: Final = 15.0
-"""Seconds without an event after which a comment is sent, so that nobody in between hangs up; up to twice as many."""
 
 Json = dict[str, Any]
 Reply = CompletionAnswer | ChatAnswer
@@ -96,6 +94,16 @@ class Service:
             config.response_file, config.max_response_bytes, config.max_response_age, self.metrics.store_failed
         )
         self.text_models = TextModels(config)
+        self.transcriptions = TranscriptionRoutes(
+            model, config, slots=self.slots, metrics=self.metrics, check_model=self.check_model,
+            waiting=lambda: self.waiting,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the threads, and close the file of stored responses."""
+        self.text_models.close()
+        self.transcriptions.close()
+        self.store.close()
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
@@ -133,7 +141,7 @@ class Service:
                     await self.grammars.check(bound, constrained_by(request))
                 if self.config.log_requests:
                     _log_prompts(owner, jobs, self.model.llm)
-                facts.use(sum(len(job.prompt.tokens) for job in jobs))
+                facts.use(sum(job.prompt_tokens for job in jobs))
                 streams = await asyncio.to_thread(
                     lambda: [
                         self.model.stream(job.prompt, job.params, search=job.search, owner=owner, **turns)
@@ -156,44 +164,6 @@ def _log_prompts(owner: str, jobs: Sequence[PromptJob], llm: LLM) -> None:
     for job in jobs:
         text = job.shown or llm.tokenizer.decode(job.prompt.tokens[:MOST_LOGGED], False)
         logger.info("%s", LogFields(owner=owner[:12], prompt=text[:MOST_LOGGED]))
-
-
-class EventStream(StreamingResponse):
-    """Sends events as they come, and a comment after `KEEP_ALIVE` seconds without one.
-
-    Args:
-        slot: closed at the end, also where the client has gone before the first event.
-    """
-
-    def __init__(self, events: AsyncGenerator[bytes], slot: ExitStack) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._events, self._slot = events, slot
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sent = False  # since the last look; a timer for each event would cost more than the event
-
-        async def told(message: Message) -> None:
-            nonlocal sent
-            sent = True
-            if not message.get("more_body", True):
-                beat.cancel()
-            await send(message)
-
-        async def keep_alive() -> None:
-            nonlocal sent
-            while True:
-                sent = False
-                await asyncio.sleep(KEEP_ALIVE)
-                if not sent:
-                    await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
-
-        with self._slot:
-            beat = asyncio.create_task(keep_alive())
-            try:
-                await super().__call__(scope, receive, told)
-            finally:
-                beat.cancel()
-                await self._events.aclose()
 
 
 def check_files(config: ServerConfig) -> None:
@@ -245,8 +215,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
             await runs.close()
         for workers in (service.grammars.workers, service.jobs.workers):
             await workers.close()
-        service.text_models.close()
-        service.store.close()
+        service.close()
         if batches is not None:
             batches.close()
 
@@ -262,6 +231,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     MessageRoutes(routes.conversation, service.jobs).add(app)
     texts = TextService(service.slots, service.metrics, config, lambda: service.waiting)
     service.text_models.add(app, texts, DecoderEmbedder(model, names, service.jobs, texts), ERRORS)
+    service.transcriptions.add(app, ERRORS)
     LivePage(model, names[0], service.slots, config).add(app)
     noted = FieldNotes(app, lenient=config.lenient_fields)
     batches = None if config.batch_folder is None else BatchStore(config.batch_folder)

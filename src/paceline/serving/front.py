@@ -22,7 +22,7 @@ from paceline.config import ServerConfig
 from paceline.serving.api_errors import ApiError, internal_error
 from paceline.serving.bodies import LARGE, check_items
 from paceline.serving.entrance import COMPACT, FACTS, RESPONSES, STREAM, Entrance, error_event, guarded, metered
-from paceline.serving.limits import HEALTH, LIVE, LOAD, OPEN, Slots, refuse, reply
+from paceline.serving.limits import HEALTH, LIVE, LOAD, OPEN, Slots, refuse, reply, uploads
 from paceline.serving.metrics import Registry
 from paceline.serving.routing import Affinity, affinity_of
 
@@ -111,7 +111,7 @@ class Front:
         else:
             owner = scope["owner"]
             with self._slots.slot(owner, 0):
-                if len(body) > LARGE:
+                if len(body) > LARGE and not uploads(scope):
                     await asyncio.to_thread(check_items, body)
                 if path == RESPONSES and not self._shared:
                     body = await asyncio.to_thread(_unstored, body)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Final
 
 from paceline.checkpoints import Rendered, TokenBytes
@@ -89,6 +89,11 @@ class PromptJob:
     hidden: bool = False
     search: SearchConfig | None = None
     branches: int = 1
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Counts what is read, an encoder's tokens included."""
+        return len(self.prompt.tokens) + len(self.prompt.inputs.encoder_tokens)
 
     @property
     def rows(self) -> int:
@@ -329,7 +334,13 @@ class JobFactory:
             why = str(error) if str(error).startswith("prediction") else f"prediction: {error}"
             raise ApiError(why, param="prediction") from None
         tenant = read_tenant(tenant_of(owner, request.cache_salt, request.prompt_cache_key))
-        return [ReadPrompt(None, tokens, prediction, tenant, drafts) for tokens in prompts]
+        if self._llm.source is None:
+            return [ReadPrompt(None, tokens, prediction, tenant, drafts) for tokens in prompts]
+        if isinstance(request, CompletionRequest) and request.echo:
+            raise ApiError("echo cannot be used with an encoder-decoder model; leave it out", param="echo")
+        reading = partial(self._llm.source.read, encode=self._llm.tokenizer.encode)
+        sources = [reading({"encoder_prompt": tokens}) for tokens in prompts]
+        return [replace(read, prediction=prediction, tenant=tenant, drafts=drafts) for read in sources]
 
     def _short(self, name: str, texts: Sequence[str]) -> None:
         """Reject texts that are too long to be encoded without a turn.

@@ -39,6 +39,12 @@ LOAD: Final = "/load"
 FILES: Final = "/v1/files"
 """Files are uploaded to this route, as forms."""
 
+TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
+TRANSLATIONS: Final = "/v1/audio/translations"
+"""Audio is uploaded to these routes, likewise."""
+
+UPLOADS: Final = (FILES, TRANSCRIPTIONS, TRANSLATIONS)
+
 OPEN: Final = (*HEALTH, LIVE, "/", *(f"/static/{name}" for name in PAGE_FILES))
 """These routes need no key."""
 
@@ -147,7 +153,9 @@ class Guard:
     def __init__(self, app: ASGIApp, keys: Keys, config: ServerConfig, refused: Callable[[int], None]) -> None:
         self._refused = refused
         self._app, self._keys, self._hosts, self._most = app, keys, Hosts(config), config.max_body_bytes
-        self._most_of_file = self._most if config.batch_folder is None else config.max_batch_file_bytes + FORM_BYTES
+        self._most_of = dict.fromkeys((TRANSCRIPTIONS, TRANSLATIONS), config.max_audio_bytes + FORM_BYTES)
+        if config.batch_folder is not None:
+            self._most_of[FILES] = config.max_batch_file_bytes + FORM_BYTES
         self._origins = config.allowed_origins
         self._seconds = config.receive_timeout
 
@@ -165,7 +173,7 @@ class Guard:
 
     def _limit(self, scope: Scope) -> int:
         """Return how many bytes the body of a request may have."""
-        return self._most_of_file if _uploads(scope) else self._most
+        return self._most_of.get(scope["path"], self._most) if uploads(scope) else self._most
 
     def _check(self, scope: Scope) -> None:
         """Check the head of a request, and note in its scope whose it is."""
@@ -186,10 +194,10 @@ class Guard:
             scope["owner"] = owner
         if scope["method"] == "POST" and scope["path"] != PING:
             kind = headers.get("content-type", "").split(";")[0].strip().lower()
-            wanted = "multipart/form-data" if _uploads(scope) else "application/json"
+            wanted = "multipart/form-data" if uploads(scope) else "application/json"
             if kind != wanted:
                 raise ApiError(f"the Content-Type must be {wanted}", status=415, code="wrong_content_type")
-            if _uploads(scope):
+            if uploads(scope):
                 self._check_origin(headers.get("origin"))
             length = headers.get("content-length", "0")
             if not length.isdecimal() or int(length) > self._limit(scope):
@@ -231,8 +239,9 @@ class Guard:
         return counted
 
 
-def _uploads(scope: Scope) -> bool:
-    return bool(scope["method"] == "POST" and scope["path"] == FILES)
+def uploads(scope: Mapping[str, Any]) -> bool:
+    """Tell whether the body of a request is a form with a file."""
+    return bool(scope["method"] == "POST" and scope["path"] in UPLOADS)
 
 
 async def refuse(send: Send, error: ApiError, path: str) -> None:

@@ -107,6 +107,8 @@ class Metrics:
         self.failures = new(Counter, "response_store_failures", "Failed uses of the file of stored responses.")
         self.text_requests = new(Counter, "text_requests", "Answered embeddings, rankings and scores.", "kind")
         self.text_tokens = new(Counter, "text_tokens", "Tokens that were read for them.", "kind")
+        self.audio_requests = new(Counter, "audio_requests", "Answered transcriptions and translations.", "kind")
+        self.audio_seconds = new(Counter, "audio_seconds", "Seconds of audio that were understood.", "kind")
         self._make_times()
         self.prompt = new(Histogram, "request_prompt_tokens", "Tokens of a prompt.", buckets=LENGTHS)
         self.output = new(Histogram, "request_generation_tokens", "Generated tokens of an output.", buckets=LENGTHS)
@@ -161,7 +163,7 @@ class Metrics:
 
     def done(self, output: RequestOutput, seconds: float) -> None:
         """Count a request that has ended."""
-        prompt = len(output.prompt_token_ids)
+        prompt = output.num_prompt_tokens
         self.prompt_tokens.inc(prompt)
         self.prompt.observe(prompt)
         if output.num_cached_tokens is not None:
@@ -227,5 +229,5 @@ class Watch:
         )
         if output.search is not None:  # what it has computed beside the texts that come back
             self._facts.use(max(0, output.search.num_tokens - completion_tokens))
-        self._facts.count(len(output.prompt_token_ids), output.num_cached_tokens or 0, completion_tokens)
+        self._facts.count(output.num_prompt_tokens, output.num_cached_tokens or 0, completion_tokens)
         self._metrics.done(output, perf_counter() - self.start)

@@ -6,9 +6,13 @@ import logging
 from time import perf_counter
 from typing import Final
 
+import numpy as np
+
 from paceline.config import SamplingParams
 from paceline.engine import Probe
 from paceline.llm import LLM
+from paceline.speech import SAMPLE_RATE, Thresholds
+from paceline.transcriber import Transcriber, TranscriptionParams
 
 logger = logging.getLogger("paceline.serving")
 
@@ -40,7 +44,9 @@ def warm_up(llm: LLM) -> None:
     count = max(1, min(TOKENS, most // 2))
     ids = llm.tokenizer.encode(TEXT)[: max(1, most - count)]
     greedy = SamplingParams(temperature=0.0, max_tokens=count)
-    if not llm.backend.can_draft:
+    if llm.source is not None and llm.source.reads != "encoder_tokens":
+        _transcribe(llm)
+    elif not llm.backend.can_draft:
         _decode(llm, [ids], greedy)
     else:
         apart = llm.with_speculative_config(llm.speculative)
@@ -50,6 +56,16 @@ def warm_up(llm: LLM) -> None:
         if llm.speculative is not None:
             _score(llm)
     logger.info("warmed up in %.1f s", perf_counter() - start)
+
+
+def _transcribe(llm: LLM) -> None:
+    """The same for a model that reads speech: a second of silence, which is decoded like speech."""
+    if llm.source is None or llm.source.reads != "input_features":
+        return
+    thresholds = Thresholds(compression_ratio=None, avg_logprob=None, no_speech_prob=None)
+    transcriber = Transcriber(llm.with_speculative_config(llm.speculative))
+    silence = np.zeros(SAMPLE_RATE, np.float32)
+    transcriber.transcribe([silence], TranscriptionParams(temperature=(0.0,), thresholds=thresholds))
 
 
 def _decode(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> None:

@@ -8,7 +8,6 @@ from .fallback import TEMPERATURES as TEMPERATURES
 from .fallback import Attempt as Attempt
 from .fallback import Thresholds as Thresholds
 from .features import LogMel as LogMel
-from .formats import WRITERS as WRITERS
 from .formats import verbose as verbose
 from .formats import write_transcript as write_transcript
 from .pcm_stream import PcmStream as PcmStream

@@ -1,0 +1,82 @@
+"""`/v1/completions` on an encoder-decoder model for texts: the prompt is what its encoder reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_encoder_decoder
+from serving.conftest import Live, serve
+
+from paceline import LLM, AsyncLLM, SamplingParams
+from paceline.llm import BUNDLED
+from paceline.serving import warm_up
+
+VOCABULARY = json.loads((BUNDLED / "target" / "config.json").read_text())["vocab_size"]
+PATH = "/v1/completions"
+SOURCES = ["Once upon a time", "In the morning the cat went out"]
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder: Path = tmp_path_factory.mktemp("t5")
+    tiny_encoder_decoder.make("t5", folder, vocab_size=VOCABULARY, eos_token_id=1)
+    for file in (BUNDLED / "target").glob("tokenizer*"):
+        shutil.copy(file, folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return LLM(folder, dtype="float32", speculative_config={"method": "prediction"})
+
+
+@pytest.fixture(scope="module")
+def translating(translator: LLM) -> Iterator[Live]:
+    yield from serve(AsyncLLM(translator))
+
+
+def texts(translator: LLM, sources: list[str]) -> list[str]:
+    params = SamplingParams(temperature=0, max_tokens=8)
+    found = translator.generate([{"encoder_prompt": source} for source in sources], params)
+    return [one.outputs[0].text for one in found]
+
+
+GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
+
+
+def test_prompts_are_sources(translating: Live, translator: LLM) -> None:
+    want = texts(translator, SOURCES)
+    assert want[0] != want[1]
+    answer = translating.ok(PATH, prompt=SOURCES, **GREEDY)
+    assert [choice["text"] for choice in answer["choices"]] == want
+    ids = [translator.tokenizer.encode(source) for source in SOURCES]
+    by_ids = translating.ok(PATH, prompt=ids, **GREEDY)
+    assert [choice["text"] for choice in by_ids["choices"]] == want
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, ids)) + 2, "sources, and what each text begins with"
+    lines = translating.post(PATH, prompt=SOURCES[0], stream=True, **GREEDY).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["text"] for event in events) == want[0]
+
+
+def test_predictions_are_drafted_from(translating: Live, translator: LLM) -> None:
+    (want,) = texts(translator, SOURCES[:1])
+    answer = translating.ok(PATH, prompt=SOURCES[0], prediction=want, **GREEDY)
+    assert answer["choices"][0]["text"] == want
+    assert answer["usage"]["speculative"]["drafters"]["prediction"]["num_draft_tokens"] > 0
+    assert not translating.ok(PATH, prompt=SOURCES[0], **GREEDY)["usage"]["speculative"]["drafters"], "the control"
+
+
+def test_what_does_not_suit_is_named(translating: Live) -> None:
+    assert translating.error(PATH, prompt="x", echo=True)["param"] == "echo"
+    assert translating.error(PATH, prompt="", add_special_tokens=False)["param"] == "prompt"
+    messages = [{"role": "user", "content": "Hi"}]
+    assert "chat template" in translating.error("/v1/chat/completions", messages=messages)["message"]
+
+
+def test_warming_up_reads_a_source(translator: LLM) -> None:
+    before = translator.runner.sources_read
+    warm_up(translator)
+    assert translator.runner.sources_read > before

@@ -1,0 +1,253 @@
+"""The routes of audio, on a made Whisper model: OpenAI's client, its formats and events, wrong values, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_whisper
+from serving.conftest import Live, comes, serve, slowed
+from tiny_whisper import sound, wav
+
+from paceline import LLM, AsyncLLM
+from paceline.serving import warm_up
+from paceline.speech import Transcript, write_transcript
+
+PATH = "/v1/audio/transcriptions"
+TRANSLATE = "/v1/audio/translations"
+TALK = wav(sound(4, 2))
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder: Path = tiny_whisper.write(tmp_path_factory.mktemp("whisper"), seed=1)
+    return LLM(folder, dtype="float32", speculative_config=None)
+
+
+@pytest.fixture(scope="module")
+def hearing(whisper: LLM) -> Iterator[Live]:
+    yield from serve(
+        AsyncLLM(whisper), served_model_name=["whisper-1"], max_audio_bytes=4_000_000, max_audio_seconds=100
+    )
+
+
+@pytest.fixture(scope="module")
+def client(openai: Any, hearing: Live) -> Any:
+    return openai.OpenAI(base_url=f"{hearing.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def expected(whisper: LLM) -> Transcript:
+    found = whisper.transcribe(TALK, language="en", words=True)
+    assert isinstance(found, Transcript)
+    assert found.text
+    return found
+
+
+GIVEN: dict[str, Any] = {"model": "whisper-1", "file": ("talk.wav", TALK), "language": "en"}
+
+
+def send(live: Live, path: str = PATH, file: bytes | None = TALK, **fields: Any) -> Any:
+    """A form, as OpenAI's client sends it."""
+    files = {"file": (None, "a text") if file is None else ("talk.wav", file)}
+    return live.http.post(path, data={"language": "en"} | fields, files=files)
+
+
+# ------------------------------------------------------------------------------------------------ OpenAI's client
+
+
+def test_formats(client: Any, expected: Transcript) -> None:
+    create = client.audio.transcriptions.create
+    found = create(**GIVEN)
+    assert (found.text, found.usage.type, found.usage.seconds) == (expected.text, "duration", 4)
+    assert create(**GIVEN, response_format="text") == f"{expected.text}\n"
+    for form in ("srt", "vtt"):
+        assert create(**GIVEN, response_format=form) == write_transcript(expected, form)
+
+
+def test_segments_and_words(client: Any, expected: Transcript) -> None:
+    create = client.audio.transcriptions.create
+    found = create(**GIVEN, response_format="verbose_json")
+    assert (found.text, found.language, found.duration) == (expected.text, "english", 4.0)
+    assert [one.start for one in found.segments] == [round(one.start, 3) for one in expected.segments]
+    assert found.words is None
+    both = create(**GIVEN, response_format="verbose_json", timestamp_granularities=["word", "segment"])
+    assert [one.word for one in both.words] == [word.text.strip() for word in expected.words]
+    assert len(both.segments) == len(found.segments)
+    words = create(**GIVEN, response_format="verbose_json", timestamp_granularities=["word"])
+    assert (len(words.words), words.segments) == (len(expected.words), None)
+
+
+def test_streams(client: Any, hearing: Live, whisper: LLM) -> None:
+    long = wav(sound(65, 1))
+    given = GIVEN | {"file": ("long.wav", long)}
+    whole = client.audio.transcriptions.create(**given).text
+    events = list(client.audio.transcriptions.create(**given, stream=True))
+    deltas = [one.delta for one in events if one.type == "transcript.text.delta"]
+    assert len(deltas) > 1
+    assert "".join(deltas) == whole == events[-1].text
+    assert [one.type for one in events] == ["transcript.text.delta"] * len(deltas) + ["transcript.text.done"]
+    raw = send(hearing, stream="true").text
+    assert raw.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # so OpenAI's client says of its whisper-1
+def test_languages_prompts_and_translations(client: Any, whisper: LLM, expected: Transcript) -> None:
+    def text(**params: Any) -> str:
+        found = whisper.transcribe(TALK, **params)
+        assert isinstance(found, Transcript)
+        return found.text
+
+    create, file = client.audio.transcriptions.create, {"model": "whisper-1", "file": ("talk.wav", TALK)}
+    assert create(**file, language="de").text == text(language="de")
+    assert create(**file).text == text()
+    prompted = create(**GIVEN, prompt="fox and dog").text
+    assert prompted == text(language="en", prompt="fox and dog") != expected.text
+    drawn = create(**GIVEN, temperature=0.8, extra_body={"seed": 3}).text
+    assert drawn == text(language="en", temperature=0.8, seed=3)
+    assert client.audio.translations.create(**file).text == text(task="translate")
+    told = [
+        route.create(**file, response_format="verbose_json")
+        for route in (client.audio.translations, client.audio.transcriptions)
+    ]
+    assert [one.task for one in told] == ["translate", "transcribe"]
+    assert told[0].segments[0].avg_logprob != told[1].segments[0].avg_logprob, "the control: another task"
+
+
+# ------------------------------------------------------------------------------------------------ what is wrong
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": "doc"}, "response_format"),
+        ({"language": "fr"}, "language"),
+        ({"temperature": "2"}, "temperature"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"temperature": "nan"}, "temperature"),
+        ({"stream": "maybe"}, "stream"),
+        ({"stream": "true", "response_format": "srt"}, "response_format"),
+        ({"seed": "1.5"}, "seed"),
+        ({"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, "timestamp_granularities"),
+        ({"timestamp_granularities[]": "word"}, "timestamp_granularities"),
+        ({"chunking_strategy": "auto"}, "chunking_strategy"),
+    ],
+)
+def test_wrong_fields_are_named(fields: dict[str, str], param: str, hearing: Live) -> None:
+    answer = send(hearing, **fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert param in error["message"] or param == "language"
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        (b"no audio at all", "the audio cannot be read as audio"),
+        (b"", "the audio must be an audio file, got an empty one"),
+        (TALK[:-1000], "the audio is cut off"),
+        (wav(sound(101)), "the audio is longer than 100 s"),
+        (None, "file must be an audio file"),
+    ],
+)
+def test_wrong_files_are_named(file: bytes | None, line: str, hearing: Live) -> None:
+    answer = send(hearing, file=file)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "file")
+    assert line in error["message"]
+
+
+def test_sizes_types_and_models(hearing: Live, live: Live) -> None:
+    assert send(hearing, file=bytes(4_200_000)).status_code == 413
+    assert hearing.http.post(PATH, json={"file": "x"}).status_code == 415
+    assert send(hearing, model="whisper-2").status_code == 404
+    answer = send(live)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_reads_no_speech")
+    assert send(live, TRANSLATE).json()["error"]["code"] == "model_reads_no_speech"
+    assert send(live, file=bytes(500_000)).status_code != 413, "the limit of other bodies is not that of audio"
+
+
+def test_pages_of_other_origins_may_not_send_forms(hearing: Live) -> None:
+    files = {"file": ("talk.wav", TALK)}
+    answer = hearing.http.post(PATH, files=files, headers={"Origin": "https://elsewhere.example"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
+
+
+def test_other_routes_say_what_the_model_reads(hearing: Live) -> None:
+    error = hearing.error("/v1/completions", prompt="One day")
+    assert error["param"] == "prompt"
+    assert "transcribe audio" in error["message"]
+    assert (
+        "chat template"
+        in hearing.error("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])["message"]
+    )
+
+
+# ------------------------------------------------------------------------------------------------ beside others
+
+
+def test_requests_side_by_side_are_those_alone(hearing: Live, whisper: LLM) -> None:
+    audios = [wav(sound(seconds, seed)) for seed, seconds in enumerate((3, 35, 8, 5))]
+    found: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        found[number] = send(hearing, file=audios[number]).json()["text"]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(audios))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone = [one.text for one in whisper.transcribe(audios, language="en")]  # type: ignore[union-attr]
+    assert [found[number] for number in range(len(audios))] == alone
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_a_client_that_goes_away_ends_its_request(stream: str, hearing: Live, whisper: LLM, openai: Any) -> None:
+    import httpx
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(base_url=hearing.url, timeout=60) as http:
+            fields = {"language": "en", "stream": stream}
+            task = asyncio.create_task(http.post(PATH, data=fields, files={"file": ("talk.wav", wav(sound(90)))}))
+            assert await asyncio.to_thread(comes, lambda: whisper.backend.gauges().running > 0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    with slowed(whisper):
+        asyncio.run(ask())
+        assert comes(lambda: whisper.backend.gauges().running == 0 and not whisper.runner.sources_held)
+    assert comes(lambda: hearing.http.get("/load").json()["server_load"] == 0)
+    assert send(hearing).status_code == 200
+
+
+def test_keys_and_metrics(whisper: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys:\n  - key: first-key\n    name: me\n    tokens_per_minute: 30\n")
+    for live in serve(AsyncLLM(whisper), served_model_name=["whisper-1"], api_key_file=str(file)):
+        assert send(live).status_code == 401
+        live.http.headers["Authorization"] = "Bearer first-key"
+        answer = send(live)
+        assert answer.status_code == 200
+        assert int(send(live).status_code) == 429, "the tokens of its windows are counted"
+        metrics = live.http.get("/metrics").text
+        assert 'paceline:audio_requests_total{kind="transcribe"} 1.0' in metrics
+        assert 'paceline:audio_seconds_total{kind="transcribe"} 4.0' in metrics
+
+
+def test_warming_up_hears_something(whisper: LLM) -> None:
+    before = whisper.runner.sources_read
+    warm_up(whisper)
+    assert whisper.runner.sources_read == before + 1
+
+
+def test_events_are_json(hearing: Live) -> None:
+    lines = [line for line in send(hearing, stream="true").text.splitlines() if line]
+    assert all(json.loads(line.removeprefix("data: "))["type"] for line in lines[:-1])
