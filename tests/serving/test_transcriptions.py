@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import tiny_whisper
 from serving.conftest import Live, comes, serve, slowed
 from tiny_whisper import sound, wav
 
 from paceline import LLM, AsyncLLM
-from paceline.serving import warm_up
+from paceline.config import ServerConfig
+from paceline.serving import front_app, warm_up
 from paceline.speech import Transcript, write_transcript
 
 PATH = "/v1/audio/transcriptions"
@@ -209,9 +212,7 @@ def test_requests_side_by_side_are_those_alone(hearing: Live, whisper: LLM) -> N
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])
-def test_a_client_that_goes_away_ends_its_request(stream: str, hearing: Live, whisper: LLM, openai: Any) -> None:
-    import httpx
-
+def test_a_client_that_goes_away_ends_its_request(stream: str, hearing: Live, whisper: LLM) -> None:
     async def ask() -> None:
         async with httpx.AsyncClient(base_url=hearing.url, timeout=60) as http:
             fields = {"language": "en", "stream": stream}
@@ -251,3 +252,42 @@ def test_warming_up_hears_something(whisper: LLM) -> None:
 def test_events_are_json(hearing: Live) -> None:
     lines = [line for line in send(hearing, stream="true").text.splitlines() if line]
     assert all(json.loads(line.removeprefix("data: "))["type"] for line in lines[:-1])
+
+
+class Silent:
+    """In the place of replicas: keeps what it was asked, and answers with nothing."""
+
+    gone: tuple[type[Exception], ...] = ()
+    failed: tuple[type[Exception], ...] = ()
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    @asynccontextmanager
+    async def answer(self, scope: Any, body: bytes, affinity: Any) -> AsyncIterator[AsyncIterator[list[Any]]]:
+        async def parts() -> AsyncIterator[list[Any]]:
+            yield [{"type": "http.response.start", "status": 200, "headers": []}]
+            yield [{"type": "http.response.body", "body": b"{}"}]
+
+        self.bodies.append(body)
+        yield parts()
+
+    async def all(self, scope: Any, body: bytes = b"") -> list[tuple[str, int, list[Any]]]:
+        return []
+
+
+@pytest.mark.parametrize(("path", "status"), [(PATH, 200), ("/v1/completions", 400)])
+def test_before_replicas_audio_is_not_taken_for_json(path: str, status: int) -> None:
+    """Its bytes may look like more items than a body may hold, which JSON is refused for (the control)."""
+    fleet, file = Silent(), b"[," * 300_000
+    app = front_app(fleet, ServerConfig())
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            if path == PATH:
+                return (await http.post(path, files={"file": ("talk.wav", file)})).status_code
+            return (await http.post(path, content=file, headers={"Content-Type": "application/json"})).status_code
+
+    assert asyncio.run(ask()) == status
+    assert [file in body for body in fleet.bodies] == [True] * (status == 200)
