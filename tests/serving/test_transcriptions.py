@@ -176,6 +176,28 @@ def test_sizes_types_and_models(hearing: Live, live: Live) -> None:
     assert send(live, file=bytes(500_000)).status_code != 413, "the limit of other bodies is not that of audio"
 
 
+def test_forms_that_are_none_are_answered(hearing: Live) -> None:
+    two = [("file", ("a.wav", TALK)), ("file", ("b.wav", TALK))]
+    wrong = (
+        {"files": two},
+        {"content": b"--x\r\nno form", "headers": {"Content-Type": "multipart/form-data"}},
+        {"content": b"no form", "headers": {"Content-Type": "multipart/form-data; boundary=x"}},
+        {"files": {"file": ("a.wav", TALK)}, "data": {"prompt": "x" * 100_000}},
+        {"files": {"file": ("a.wav", TALK)}, "data": {f"field{number}": "x" for number in range(100)}},
+    )
+    for body in wrong:
+        answer = hearing.http.post(PATH, **body)  # type: ignore[arg-type]
+        assert answer.status_code in (400, 413), body
+        assert answer.json()["error"]["message"]
+    assert send(hearing).status_code == 200
+
+
+def test_lenient_servers_ignore_fields_and_say_so(whisper: LLM) -> None:
+    for live in serve(AsyncLLM(whisper), lenient_fields=True):
+        answer = send(live, chunking_strategy="auto")
+        assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, "chunking_strategy")
+
+
 def test_pages_of_other_origins_may_not_send_forms(hearing: Live) -> None:
     files = {"file": ("talk.wav", TALK)}
     answer = hearing.http.post(PATH, files=files, headers={"Origin": "https://elsewhere.example"})

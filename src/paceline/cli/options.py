@@ -352,9 +352,7 @@ def open_llm(flag_values: dict[str, Any], *, timed: bool = False, diffusion: boo
     llm = LLM(**engine_options(flag_values), enable_prefix_caching=not timed)
     if not speech and llm.source is not None and llm.source.reads != "encoder_tokens":
         name = flag_values.get("model")
-        raise ConfigError(
-            f"{name} reads speech, no text; `paceline transcribe` and `paceline serve` are for it"
-        )
+        raise ConfigError(f"{name} reads speech, no text; `paceline transcribe` and `paceline serve` are for it")
     raise_from_now_on()
     return llm
 
