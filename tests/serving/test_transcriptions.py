@@ -20,6 +20,7 @@ from paceline import LLM, AsyncLLM
 from paceline.config import ServerConfig
 from paceline.serving import front_app, warm_up
 from paceline.speech import Transcript, write_transcript
+from paceline.transcriber import Transcriber
 
 PATH = "/v1/audio/transcriptions"
 TRANSLATE = "/v1/audio/translations"
@@ -263,6 +264,19 @@ def test_keys_and_metrics(whisper: LLM, tmp_path: Path) -> None:
         metrics = live.http.get("/metrics").text
         assert 'paceline:audio_requests_total{kind="transcribe"} 1.0' in metrics
         assert 'paceline:audio_seconds_total{kind="transcribe"} 4.0' in metrics
+
+
+def test_a_server_keeps_nothing_of_its_windows(whisper: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Transcriber] = []
+
+    def noted(llm: LLM) -> Transcriber:
+        made.append(Transcriber(llm))
+        return made[-1]
+
+    monkeypatch.setattr("paceline.serving.transcriptions.Transcriber", noted)
+    for live in serve(AsyncLLM(whisper)):
+        assert [send(live).status_code for _ in range(3)] == [200] * 3
+    assert [len(one.costs) for one in made] == [0], "one for all requests"
 
 
 def test_warming_up_hears_something(whisper: LLM) -> None:
