@@ -1,6 +1,7 @@
 """Files that people download, on the processor that they have: Paceline beside llama.cpp.
 
-usage: own_computers.py [FILE...] [--avx2] [--repeats 3] [--threads 2] [--llama-bench PROGRAM] [--folder FOLDER]
+usage: own_computers.py [FILE...] [--avx2] [--everyday] [--repeats 3] [--threads 2] [--llama-bench PROGRAM]
+                        [--folder FOLDER]
 
 For each file, both engines in turn, each in processes of its own, medians of the repeats:
 
@@ -16,6 +17,9 @@ limit     bytes per second of reading an array of the size of the matrices that 
           same run: a step reads its matrices once
 
 llama.cpp runs with flash attention and without, and without repacking; the best median counts, each figure for itself.
+`--everyday` times the everyday tasks alone, and keeps them under `everyday`, apart from the other figures, with the
+processor's name: the two may be of different machines.
+
 FILE is a name of `real_models.py` (default: all three), which makes file and llama.cpp, or a path. `--avx2` keeps both
 engines to AVX2 alone. Files are in the system's memory and kernels are compiled: a first round does not count.
 
@@ -36,7 +40,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from common import RESULTS, keep_to_avx2, kept, reading_limit, save
+from common import RESULTS, keep_to_avx2, kept, provenance, reading_limit, save
 from own_probe import NEW, PROMPTS, ROWS
 from real_models import FILES, gguf_file, llama_cpp
 
@@ -158,17 +162,32 @@ def measured(file: Path, program: Path, given: argparse.Namespace) -> dict[str, 
     }
 
 
+def tasks_alone(file: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Medians of the everyday tasks, and on what."""
+    runs = [everyday(file, given.threads) for _ in range(given.repeats)]
+    return middle(runs) | {"made": provenance()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", default=list(FILES), metavar="FILE")
     parser.add_argument("--llama-bench", type=Path, help="default: that of real_models.py")
     parser.add_argument("--avx2", action="store_true")
+    parser.add_argument("--everyday", action="store_true", help="the everyday tasks alone")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
     if given.avx2:
         keep_to_avx2()
+    if given.everyday:
+        for name in given.files:
+            file = gguf_file(name) if name in FILES else Path(name)
+            result = kept("own_computers", given.folder)
+            tasks = result.get("everyday", {}) | {f"{PARTS[given.avx2]}, {file.stem}": tasks_alone(file, given)}
+            print(file.stem, json.dumps(tasks), flush=True)
+            save("own_computers", result | {"everyday": tasks}, given.folder, parts=["everyday"])
+        return
     program = given.llama_bench or llama_cpp(avx2=given.avx2).bench
     for name in given.files:
         file = gguf_file(name) if name in FILES else Path(name)

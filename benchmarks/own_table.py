@@ -102,7 +102,26 @@ def short(result: Mapping[str, Any]) -> str:
             rows = [(name, engine, *_cells(one, drafted)) for name, engine, one in both(found)]
             made = result["parts"][f"{processor}, {next(reversed(found))}"]
             tables.append(f"{markdown(heads, rows)}\n\n{processor[0].upper()}{processor[1:]}: {origin(made)}.")
-    return "\n\n".join(tables)
+    return "\n\n".join([*tables, *everyday(result)])
+
+
+def everyday(result: Mapping[str, Any]) -> Iterator[str]:
+    """Paceline's everyday tasks, plain and with drafts, where they were timed by themselves."""
+    timed = result.get("everyday", {})
+    kinds = [kind for kind in PROCESSORS if any(part.startswith(f"{kind}, ") for part in timed)]
+    if kinds:
+        rows = []
+        for file, name in NAMES.items():
+            found = [timed.get(f"{kind}, {file}") for kind in kinds]
+            if any(found):
+                rows.append((name, *(NONE if one is None else _plain_and_drafts(one) for one in found)))
+        made = next(reversed(timed.values()))["made"]
+        heads = ("the tasks of `paceline demo`, prompts included", *(f"{kind}: plain / with drafts" for kind in kinds))
+        yield f"{markdown(heads, rows)}\n\nTokens/s of Paceline: {origin(made)}."
+
+
+def _plain_and_drafts(one: Mapping[str, Any]) -> str:
+    return f"{number(one['plain'])} / {number(one['drafts'])}"
 
 
 def has_everyday(found: Mapping[str, Any]) -> bool:

@@ -105,6 +105,24 @@ def test_an_expected_text_takes_few_passes(pair: tuple[Any, Path]) -> None:
     assert passes["wrong"] > passes["edited"]
 
 
+def test_a_draft_model_has_an_encoder_of_its_own(pair: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target drafts for itself: all drafts are right, since the draft model reads the source, too; where it reads
+    another one (the control) they are not, and the texts are the same.
+    """
+    _, folder = pair
+    draft = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 4}
+    prompts = [{"encoder_prompt": one} for one in sources(3)]
+    plain = LLM(folder, dtype="float32", speculative_config=None).generate(prompts, GREEDY)
+    passes = []
+    for reads in (True, False):
+        if not reads:
+            monkeypatch.setattr("paceline.drafters.draft_model.drafter.EncodesInputs", int)
+        outputs = LLM(folder, dtype="float32", speculative_config=draft).generate(prompts, GREEDY)
+        assert [one.outputs[0].token_ids for one in outputs] == [one.outputs[0].token_ids for one in plain]
+        passes.append(sum(one.metrics.num_steps for one in outputs))
+    assert passes[0] == 3 * 5 < passes[1]
+
+
 def test_the_encoder_counts_against_the_tokens_of_a_step(pair: tuple[Any, Path]) -> None:
     _, folder = pair
     llm = LLM(folder, dtype="float32", speculative_config=None, max_num_batched_tokens=16)

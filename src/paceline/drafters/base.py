@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from paceline.models import NO_INPUTS, Inputs
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -54,6 +56,7 @@ class Context:
         forced: gives up to so many tokens that structured_outputs makes certain, or likely, to come next, with their
             chances; None without such a constraint.
         source: a second text, which an encoder has read and the output follows; None where there is none.
+        inputs: what the sequence has beside its tokens, for draft models with an encoder of their own.
         cache: gives the target's own cache of this sequence, for drafters with `runs_target`, which may use its scratch
             slots while they propose; it may be another one in every step.
     """
@@ -70,6 +73,7 @@ class Context:
     prediction: Sequence[int] = ()
     forced: Callable[[int], list[tuple[int, float]]] | None = None
     source: Sequence[int] | None = None
+    inputs: Inputs = NO_INPUTS
     cache: Callable[[], SequenceCache] | None = None
 
     @property

@@ -69,6 +69,7 @@ class DecodingSequence:
             prediction=tuple(request.prediction),
             forced=None if rules.constraint is None else rules.forced,
             source=request.inputs.encoder_tokens or None,
+            inputs=request.inputs,
         )
         self.states: list[Any] = []
         self.texts: list[list[int]] = []

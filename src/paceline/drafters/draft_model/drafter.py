@@ -21,7 +21,7 @@ from paceline.drafters.growth.options import GrowthOptions, growth_policy, with_
 from paceline.drafters.growth.policies import TreePolicy
 from paceline.drafters.vocab import trimmed_head
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models import Runner
+from paceline.models import EncodesInputs, Runner, SequenceCache
 from paceline.tree import Budget, Scores, TokenTree, Verdict
 from paceline.utils import need
 
@@ -120,7 +120,15 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
             )
 
     def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
-        return [self.kind(context, self.runner.open()) for context in contexts]
+        return [self.kind(context, self._opened(context)) for context in contexts]
+
+    def _opened(self, context: Context) -> SequenceCache:
+        """A new sequence; a model with an encoder reads the target's source, once for all sequences that have it."""
+        if not (isinstance(self.runner, EncodesInputs) and context.inputs):
+            return self.runner.open()
+        cache = self.runner.open(0, context.inputs)
+        self.runner.encode([cache])
+        return cache
 
     def catch_up(self, states: Sequence[DraftState]) -> None:
         for state in states:
@@ -149,7 +157,7 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
     def fork(self, state: DraftState, context: Context) -> DraftState:
         state.confirm(self.runner)
         if not self.runner.capabilities.fork:
-            return self.kind(context, self.runner.open())
+            return self.kind(context, self._opened(context))
         return self.kind(context, self.runner.fork(state.cache), state.base)
 
     @property
