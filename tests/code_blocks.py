@@ -33,7 +33,21 @@ FENCED = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 INDENTED = re.compile(r"(?<=\n\n)((?: {4}.*\n)+)")
-ELSEWHERE = {"accelerate", "bash", "cd", "curl", "docker", "echo", "git", "guidellm", "lm_eval", "mkdocs", "mypy"}
+ELSEWHERE = {
+    "accelerate",
+    "arecord",
+    "bash",
+    "cd",
+    "curl",
+    "docker",
+    "echo",
+    "ffmpeg",
+    "git",
+    "guidellm",
+    "lm_eval",
+    "mkdocs",
+    "mypy",
+}
 ELSEWHERE |= {"install", "openssl", "pre-commit", "pytest", "ruff", "torchrun", "umask", "vllm", "."}
 """Commands of other tools; where they start a module of ours (`-m paceline`), its words are checked."""
 

@@ -65,7 +65,8 @@ ALLOWED: dict[str, set[str]] = {
     "claims": LOW,
     "llm": METHODS
     | MODELS
-    | {"arguments", "assembly", "diffusion", "engine", "sampling", "search", "speech", "profiles", "transcriber"},
+    | {"arguments", "assembly", "diffusion", "engine", "sampling", "search", "speech", "profiles", "transcriber"}
+    | {"live_transcriber"},
     "transcriber": METHODS | MODELS | {"engine", "speech"},
     "live_transcriber": LOW | {"speech", "transcriber"},
     "async_llm": METHODS | {"engine", "llm", "search"},

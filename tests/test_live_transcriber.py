@@ -47,6 +47,18 @@ def test_drafts_leave_the_words_as_they_are_and_save_passes(llm: LLM) -> None:
     assert fewer < more
 
 
+def test_captions_of_a_model_in_one_call(llm: LLM) -> None:
+    live = llm.captions(language="en", thresholds=ALL, longest=8.0)
+    live.feed(tiny_whisper.sound(3, 2))
+    assert live.finish() == list(live.stable) != []
+    with pytest.raises(ConfigError, match="languge"):
+        llm.captions(languge="en")
+    with pytest.raises(ConfigError, match="longest must be a number of seconds"):
+        llm.captions(longest=40)
+    with pytest.raises(ConfigError, match="reads no speech"):
+        LLM(dtype="float32", profile=False).captions()
+
+
 def test_nothing_is_transcribed_without_new_audio(llm: LLM) -> None:
     live = LiveTranscriber(Transcriber(llm), TranscriptionParams(language="en", thresholds=ALL))
     assert live.update() == live.finish() == []

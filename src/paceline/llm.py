@@ -69,6 +69,7 @@ from paceline.search import (
 from paceline.utils import MAX_COUNT, choice, clear_calls, integer, items, need, reject_unknown, request_bar
 
 if TYPE_CHECKING:
+    from paceline.live_transcriber import LiveTranscriber
     from paceline.speech import AudioLimits, AudioSource, Transcript
 
 logger = logging.getLogger("paceline")
@@ -663,6 +664,24 @@ class LLM(metaclass=Named):
         heard = [load_audio(source, sample_rate=sample_rate, limits=limits) for source in sources]
         found = Transcriber(self).transcribe(heard, wanted)
         return found[0] if one else found
+
+    def captions(self, *, drafts: bool = True, longest: float = 15.0, **params: Any) -> LiveTranscriber:
+        """Captions of audio that is still coming, by a Whisper model: `feed` samples, and `update` gives the words that
+        have become final.
+
+        Args:
+            drafts: each transcript of the last seconds is drafted from the one before.
+            longest: seconds of audio that are transcribed again and again.
+            params: fields of `TranscriptionParams`, as of `transcribe`.
+        Raises:
+            ConfigError: a model that reads no speech, or a parameter that is unknown or wrong.
+        """
+        self._must_be_open()
+        from paceline.live_transcriber import LiveTranscriber
+        from paceline.transcriber import Transcriber, TranscriptionParams
+
+        reject_unknown("captions", params, [field.name for field in fields(TranscriptionParams)])
+        return LiveTranscriber(Transcriber(self), TranscriptionParams(**params), drafts=drafts, longest=longest)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
         """Token ids of a conversation, ready for an answer (see `Tokenizer.encode_chat`)."""

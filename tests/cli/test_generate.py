@@ -416,7 +416,7 @@ def test_models_that_a_command_does_not_suit(run: Command, tmp_path_factory: pyt
     whisper = tiny_whisper.write(tmp_path_factory.mktemp("whisper"))
     for name in ("generate", "chat"):
         found = run(name, *((PROMPT,) if name == "generate" else ()), "-m", whisper, *FAST)
-        assert (found.code, "reads speech, no text; use `paceline transcribe`" in found.line) == (2, True)
+        assert (found.code, "reads speech, no text; `paceline transcribe` and" in found.line) == (2, True)
     found = run("generate", "--encoder-prompt", PROMPT, *FAST)
     assert (found.code, found.line) == (
         2,

@@ -200,3 +200,10 @@ def test_a_stream_that_is_no_audio(run: Command, whisper: Path) -> None:
     found = run("transcribe", *LIVE, "-m", whisper, *FAST, stdin=b"RIFF\0\0\0\0AVI LIST" + bytes(100))
     assert found.code == 2
     assert "begins like a WAV file" in found.line
+
+
+def test_other_commands_and_models_that_read_speech(run: Command, whisper: Path) -> None:
+    found = run("verify", "-m", whisper, *FAST)
+    assert (found.code, "reads speech, no text" in found.line) == (2, True)
+    found = run("warmup", "-m", whisper, *FAST[:-2])
+    assert (found.code, "paceline: " in found.err) == (0, False)

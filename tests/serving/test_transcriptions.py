@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import tiny_whisper
 from serving.conftest import Live, comes, serve, slowed
 from tiny_whisper import sound, wav
 
 from paceline import LLM, AsyncLLM
-from paceline.serving import warm_up
+from paceline.config import ServerConfig
+from paceline.serving import front_app, warm_up
 from paceline.speech import Transcript, write_transcript
+from paceline.transcriber import Transcriber
 
 PATH = "/v1/audio/transcriptions"
 TRANSLATE = "/v1/audio/translations"
@@ -173,6 +177,28 @@ def test_sizes_types_and_models(hearing: Live, live: Live) -> None:
     assert send(live, file=bytes(500_000)).status_code != 413, "the limit of other bodies is not that of audio"
 
 
+def test_forms_that_are_none_are_answered(hearing: Live) -> None:
+    two = [("file", ("a.wav", TALK)), ("file", ("b.wav", TALK))]
+    wrong = (
+        {"files": two},
+        {"content": b"--x\r\nno form", "headers": {"Content-Type": "multipart/form-data"}},
+        {"content": b"no form", "headers": {"Content-Type": "multipart/form-data; boundary=x"}},
+        {"files": {"file": ("a.wav", TALK)}, "data": {"prompt": "x" * 100_000}},
+        {"files": {"file": ("a.wav", TALK)}, "data": {f"field{number}": "x" for number in range(100)}},
+    )
+    for body in wrong:
+        answer = hearing.http.post(PATH, **body)  # type: ignore[arg-type]
+        assert answer.status_code in (400, 413), body
+        assert answer.json()["error"]["message"]
+    assert send(hearing).status_code == 200
+
+
+def test_lenient_servers_ignore_fields_and_say_so(whisper: LLM) -> None:
+    for live in serve(AsyncLLM(whisper), lenient_fields=True):
+        answer = send(live, chunking_strategy="auto")
+        assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, "chunking_strategy")
+
+
 def test_pages_of_other_origins_may_not_send_forms(hearing: Live) -> None:
     files = {"file": ("talk.wav", TALK)}
     answer = hearing.http.post(PATH, files=files, headers={"Origin": "https://elsewhere.example"})
@@ -209,9 +235,7 @@ def test_requests_side_by_side_are_those_alone(hearing: Live, whisper: LLM) -> N
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])
-def test_a_client_that_goes_away_ends_its_request(stream: str, hearing: Live, whisper: LLM, openai: Any) -> None:
-    import httpx
-
+def test_a_client_that_goes_away_ends_its_request(stream: str, hearing: Live, whisper: LLM) -> None:
     async def ask() -> None:
         async with httpx.AsyncClient(base_url=hearing.url, timeout=60) as http:
             fields = {"language": "en", "stream": stream}
@@ -242,6 +266,19 @@ def test_keys_and_metrics(whisper: LLM, tmp_path: Path) -> None:
         assert 'paceline:audio_seconds_total{kind="transcribe"} 4.0' in metrics
 
 
+def test_a_server_keeps_nothing_of_its_windows(whisper: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Transcriber] = []
+
+    def noted(llm: LLM) -> Transcriber:
+        made.append(Transcriber(llm))
+        return made[-1]
+
+    monkeypatch.setattr("paceline.serving.transcriptions.Transcriber", noted)
+    for live in serve(AsyncLLM(whisper)):
+        assert [send(live).status_code for _ in range(3)] == [200] * 3
+    assert [len(one.costs) for one in made] == [0], "one for all requests"
+
+
 def test_warming_up_hears_something(whisper: LLM) -> None:
     before = whisper.runner.sources_read
     warm_up(whisper)
@@ -251,3 +288,42 @@ def test_warming_up_hears_something(whisper: LLM) -> None:
 def test_events_are_json(hearing: Live) -> None:
     lines = [line for line in send(hearing, stream="true").text.splitlines() if line]
     assert all(json.loads(line.removeprefix("data: "))["type"] for line in lines[:-1])
+
+
+class Silent:
+    """In the place of replicas: keeps what it was asked, and answers with nothing."""
+
+    gone: tuple[type[Exception], ...] = ()
+    failed: tuple[type[Exception], ...] = ()
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    @asynccontextmanager
+    async def answer(self, scope: Any, body: bytes, affinity: Any) -> AsyncIterator[AsyncIterator[list[Any]]]:
+        async def parts() -> AsyncIterator[list[Any]]:
+            yield [{"type": "http.response.start", "status": 200, "headers": []}]
+            yield [{"type": "http.response.body", "body": b"{}"}]
+
+        self.bodies.append(body)
+        yield parts()
+
+    async def all(self, scope: Any, body: bytes = b"") -> list[tuple[str, int, list[Any]]]:
+        return []
+
+
+@pytest.mark.parametrize(("path", "status"), [(PATH, 200), ("/v1/completions", 400)])
+def test_before_replicas_audio_is_not_taken_for_json(path: str, status: int) -> None:
+    """Its bytes may look like more items than a body may hold, which JSON is refused for (the control)."""
+    fleet, file = Silent(), b"[," * 300_000
+    app = front_app(fleet, ServerConfig())
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            if path == PATH:
+                return (await http.post(path, files={"file": ("talk.wav", file)})).status_code
+            return (await http.post(path, content=file, headers={"Content-Type": "application/json"})).status_code
+
+    assert asyncio.run(ask()) == status
+    assert [file in body for body in fleet.bodies] == [True] * (status == 200)

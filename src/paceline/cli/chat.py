@@ -11,7 +11,7 @@ import typer
 
 from paceline.cli.conversation import Ended, TerminalConversation
 from paceline.cli.figures import loading
-from paceline.cli.generate import check_source, finish, print_stream, tell_cut
+from paceline.cli.generate import finish, print_stream, tell_cut
 from paceline.cli.interrupts import GoesOn
 from paceline.cli.line_editor import LineEditor, is_terminal
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
@@ -40,7 +40,6 @@ def command(
         )
     start = perf_counter()
     llm = open_llm(flag_values, diffusion=True)
-    check_source(None, llm, flag_values)
     if not llm.tokenizer.has_chat_template:
         name = flag_values.get("model", "the bundled model")
         raise ConfigError(

@@ -43,7 +43,7 @@ def command(
     """Check machine, checkpoints and drafters, and say what is wrong and what to do about it."""
     texts = {} if prompts is None else dict(islice(read_prompts(prompts).items(), PROBED))
     chosen = SpeculativeConfig.parse(flag_values.pop("speculative_config", None))
-    llm = open_llm(flag_values | {"speculative_config": "null"}, timed=True)
+    llm = open_llm(flag_values | {"speculative_config": "null"}, timed=True, speech=True)
     profile = _profile(llm, flag_values) if chosen is None else None
     config = chosen or (profile and profile.speculative) or SpeculativeConfig()
     from paceline.doctor import visit

@@ -235,7 +235,7 @@ def check_prediction(expected: str | None, llm: LLM) -> None:
 
 
 def check_source(source: str | None, llm: LLM, flag_values: Mapping[str, Any]) -> None:
-    """Reject a model that reads no text, and a text for an encoder where there is none.
+    """Reject a text for an encoder where there is none.
 
     Raises:
         ConfigError: with what to do.
@@ -243,8 +243,6 @@ def check_source(source: str | None, llm: LLM, flag_values: Mapping[str, Any]) -
     name = flag_values.get("model", "the bundled model")
     if llm.source is None and source is not None:
         raise ConfigError(f"--encoder-prompt is for encoder-decoder models, and {name} has no encoder; leave it out")
-    if llm.source is not None and llm.source.reads == "input_features":
-        raise ConfigError(f"{name} reads speech, no text; use `paceline transcribe`")
 
 
 def with_cut_told(chunks: Generator[StreamChunk], max_tokens: int, llm: LLM) -> Generator[StreamChunk]:

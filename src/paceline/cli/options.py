@@ -336,20 +336,23 @@ def _typed(flag_values: dict[str, Any]) -> dict[str, Any]:
     return typed
 
 
-def open_llm(flag_values: dict[str, Any], *, timed: bool = False, diffusion: bool = False) -> LLM:
+def open_llm(flag_values: dict[str, Any], *, timed: bool = False, diffusion: bool = False, speech: bool = False) -> LLM:
     """Load the model with what was typed; from then on Ctrl-C raises KeyboardInterrupt.
 
     Args:
         timed: prompts will be decoded again and again to be timed, so that none may profit from the last time.
-        diffusion: the command serves diffusion language models too.
+        diffusion: the command serves diffusion language models too. speech: likewise, models that read speech.
     Raises:
-        ConfigError: a diffusion language model where the command serves none.
+        ConfigError: a diffusion language model, or one that reads speech, where the command serves none.
     """
     if not diffusion:
         reject_diffusion(flag_values)
     from paceline.llm import LLM
 
     llm = LLM(**engine_options(flag_values), enable_prefix_caching=not timed)
+    if not speech and llm.source is not None and llm.source.reads != "encoder_tokens":
+        name = flag_values.get("model")
+        raise ConfigError(f"{name} reads speech, no text; `paceline transcribe` and `paceline serve` are for it")
     raise_from_now_on()
     return llm
 

@@ -138,7 +138,7 @@ def _serve_one(server: Server, flag_values: dict[str, Any], config: ServerConfig
         from paceline.serving import check_files, create_app, warm_up
 
         check_files(config)
-        llm = open_llm(flag_values, diffusion=True)
+        llm = open_llm(flag_values, diffusion=True, speech=True)
         app = create_app(AsyncLLM(llm), config)
         told.doing = "warming up"
         warm_up(llm)

@@ -95,7 +95,7 @@ def command(
     jobs = [] if live else _jobs(names, form, output)
     need_model(flag_values)
     start = perf_counter()
-    llm = open_llm(flag_values)
+    llm = open_llm(flag_values, speech=True)
     load = loading(perf_counter() - start)
     from paceline.cli import live_audio
     from paceline.live_transcriber import LiveTranscriber, Pace

@@ -102,9 +102,15 @@ def _methods() -> list[Step]:
 
 
 def _generate(flag_values: dict[str, Any]) -> None:
-    """Load the model and let it say something."""
-    from paceline.config import SamplingParams
+    """Load the model and let it say something, or hear a second of silence."""
+    import numpy as np
 
-    llm = open_llm(flag_values, diffusion=True)
-    llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=TOKENS))
+    from paceline.config import SamplingParams
+    from paceline.speech import SAMPLE_RATE
+
+    llm = open_llm(flag_values, diffusion=True, speech=True)
+    if llm.source is not None and llm.source.reads == "input_features":
+        llm.transcribe(np.zeros(SAMPLE_RATE, np.float32), temperature=[0.0])
+    else:
+        llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=TOKENS))
     llm.close()

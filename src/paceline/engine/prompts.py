@@ -104,7 +104,7 @@ class SourceReader:
     def _inputs(self, source: object) -> Inputs:
         if self.reads != "encoder_tokens":
             raise PromptError(
-                f"the encoder of this model reads {self.reads}, no text, got {shortened(source)}; transcribe audio"
+                f"the encoder of this model reads {self.reads}, no text; transcribe audio, or give `models.Inputs`"
             )
         if isinstance(source, Mapping):
             source = source.get("prompt_token_ids") or source.get("prompt")

@@ -25,6 +25,7 @@ from paceline.config import ServerConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.serving.api_errors import ApiError
 from paceline.serving.event_stream import EventStream
+from paceline.serving.field_notes import NOTES
 from paceline.serving.keys import NO_LIMITS, limits_by_owner
 from paceline.serving.limits import FORM_BYTES, TRANSCRIPTIONS, TRANSLATIONS, Slots, allowed_priority
 from paceline.serving.metrics import Metrics
@@ -81,9 +82,8 @@ class TranscriptionRequest:
             ApiError: an unknown field or a wrong value, by its name.
         """
         texts = {name.removesuffix("[]"): value for name, value in form.multi_items() if isinstance(value, str)}
-        for name in form:
-            if name.removesuffix("[]") not in NAMES:
-                raise ApiError(f"{name[:64]} is not supported; leave it out", param=name, code="unsupported_field")
+        for name in {name for name in form if name.removesuffix("[]") not in NAMES}:
+            _reject(name)
         wanted = _one_of("response_format", texts.get("response_format", "json"), FORMATS)
         granularities = tuple(
             _one_of(LIST, str(value), GRANULARITIES)
@@ -107,6 +107,18 @@ class TranscriptionRequest:
             words="word" in granularities, seed=int(seed),
         )  # fmt: skip
         return cls(params=params, model=texts.get("model"), form=wanted, granularities=granularities, stream=stream)
+
+
+def _reject(name: str) -> None:
+    """Reject a field that is not known, or ignore it where the operator wants that.
+
+    Raises:
+        ApiError: it is rejected.
+    """
+    notes = NOTES.get()
+    if notes is None or not notes.lenient:
+        raise ApiError(f"{name[:64]} is not supported; leave it out", param=name, code="unsupported_field")
+    notes.ignore(name)
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
@@ -233,7 +245,8 @@ class TranscriptionRoutes:
                 try:
                     asked = TranscriptionRequest.read(form, task)
                     self._check_model(asked.model)
-                    self._transcriber.check(asked.params)
+                    transcriber = await asyncio.to_thread(lambda: self._transcriber)  # which reads files at first
+                    transcriber.check(asked.params)
                 except PacelineError as error:
                     raise ApiError(str(error), param="language" if "language" in form else "model") from None
                 if not isinstance(file := form.get("file"), UploadFile):
@@ -278,6 +291,7 @@ class TranscriptionRoutes:
             raise ApiError(str(error), status=500, code="decoding_failed") from None
         finally:
             progress.gone.set()
+            self._transcriber.costs.clear()  # nobody reads them here, and a server runs for long
             step.add_done_callback(lambda _: self._end(stream))  # not before a thread has left it
 
     def _end(self, stream: Generator[HeardWindow]) -> None:
@@ -297,17 +311,7 @@ class TranscriptionRoutes:
                 language = window.language
         duration = len(samples) / SAMPLE_RATE
         transcript = Transcript(language=language, duration=duration, segments=tuple(segments), task=asked.params.task)
-        if asked.form == "text":
-            return Response(f"{transcript.text}\n", media_type="text/plain; charset=utf-8")
-        if asked.form in ("srt", "vtt"):
-            return Response(write_transcript(transcript, asked.form), media_type="text/plain; charset=utf-8")
-        usage = {"type": "duration", "seconds": math.ceil(duration)}
-        if asked.form == "json":
-            return json_response({"text": transcript.text, "usage": usage})
-        body = verbose(transcript, words="word" in asked.granularities)
-        if asked.granularities and "segment" not in asked.granularities:
-            del body["segments"]
-        return json_response(body | {"usage": usage})
+        return await asyncio.to_thread(_told, transcript, asked)
 
     async def _events(self, windows: AsyncGenerator[HeardWindow], asked: TranscriptionRequest) -> AsyncGenerator[bytes]:
         """Yield a delta for each window that adds text, and the whole at the end; an error as the last event."""
@@ -325,6 +329,21 @@ class TranscriptionRoutes:
         except ApiError as error:
             yield event(error.body())
         yield b"data: [DONE]\n\n"
+
+
+def _told(transcript: Transcript, asked: TranscriptionRequest) -> Response:
+    """Return a transcript in the form that was asked for."""
+    if asked.form == "text":
+        return Response(f"{transcript.text}\n", media_type="text/plain; charset=utf-8")
+    if asked.form in ("srt", "vtt"):
+        return Response(write_transcript(transcript, asked.form), media_type="text/plain; charset=utf-8")
+    usage = {"type": "duration", "seconds": math.ceil(transcript.duration)}
+    if asked.form == "json":
+        return json_response({"text": transcript.text, "usage": usage})
+    body = verbose(transcript, words="word" in asked.granularities)
+    if asked.granularities and "segment" not in asked.granularities:
+        del body["segments"]
+    return json_response(body | {"usage": usage})
 
 
 def _too_slow() -> ApiError:
