@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -14,6 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else the threads of each 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many processes compiles all that it imports
 os.environ["PACELINE_CACHE_DIR"] = tempfile.mkdtemp(prefix="paceline-tests-")
 
+import certifi
 import pytest
 import torch
 
@@ -22,6 +24,11 @@ from paceline.utils import progress
 torch.set_num_threads(1)
 progress.PATIENCE = 3600.0  # else a busy machine adds lines to what tests look at
 gc.disable()  # until all tests are collected, since what is imported stays
+
+AUTHORITY = tempfile.NamedTemporaryFile("w", prefix="paceline-tests-", suffix=".pem")  # noqa: SIM115  # till the end
+AUTHORITY.writelines(Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")[:2])
+AUTHORITY.flush()
+os.environ["SSL_CERT_FILE"] = AUTHORITY.name  # every client of HTTP else reads those of all authorities, in 20 ms
 
 
 @pytest.fixture(autouse=True)

@@ -77,21 +77,16 @@ def test_files_are_no_folders(tmp_path: Path) -> None:
         resolve(tmp_path / "model.safetensors")
 
 
-def _resolve_elsewhere(cache: Path, name: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, since huggingface_hub reads its environment once."""
-    code = f"from paceline.checkpoints.hub import resolve; print(resolve({name!r}))"
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-
-
 def test_a_hub_id_out_of_the_cache_while_offline(tmp_path: Path) -> None:
+    """In a process of its own, since huggingface_hub reads its environment once."""
     snapshot = hub_cache(tmp_path, "some-org/tiny", fill)
-    found = _resolve_elsewhere(tmp_path, "some-org/tiny")
+    code = "from paceline.checkpoints.hub import resolve; print(resolve('some-org/tiny')); resolve('some-org/other')"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert found.stdout.strip() == str(snapshot), found.stderr
-    absent = _resolve_elsewhere(tmp_path, "some-org/other")
-    assert absent.returncode == 1
-    assert "CheckpointError: no folder 'some-org/other', and some-org/other is not" in absent.stderr
-    assert "HF_HUB_OFFLINE is set" in absent.stderr
+    assert found.returncode == 1
+    assert "CheckpointError: no folder 'some-org/other', and some-org/other is not" in found.stderr
+    assert "HF_HUB_OFFLINE is set" in found.stderr
 
 
 def _response(status: int, **headers: str) -> Any:

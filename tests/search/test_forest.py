@@ -128,6 +128,8 @@ def test_a_search_that_fails_harms_no_other(llm: LLM) -> None:
 
 
 def test_what_a_text_left_behind_is_not_kept_token_by_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
+    gc.freeze()  # so that only what lives from now on is looked through after every token
     RulesAlive.counts = []
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, repetition_penalty=1.2)
     (found,) = llm.generate("One day", params, search=f"{HERE}:RulesAlive")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -25,6 +27,14 @@ TEMPLATE = """{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}{{ m
 [] %}<tool_call>{{ c | tojson }}</tool_call>{% endfor %}{% endfor %}{% for t in tools or [] %}{{ t | tojson }}{% endfor
 %}{% if add_generation_prompt %}[assistant]{% endif %}"""
 """Shows everything that a message has."""
+
+
+async def _nap(seconds: float) -> None:
+    """Ten times a second uvicorn looks whether it shall stop: too seldom where hundreds of servers do."""
+    await asyncio.sleep(min(seconds, 0.01))
+
+
+pytest.MonkeyPatch().setattr("uvicorn.server.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": _nap}))
 
 
 @pytest.fixture(scope="session")

@@ -282,7 +282,7 @@ def _ready(url: str) -> bool:
         return False
 
 
-def test_a_batch_goes_on_after_a_kill(openai: Any, tmp_path: Path) -> None:
+def test_a_batch_goes_on_after_a_kill(openai: Any, llm: LLM, tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     lines = [line(number, max_tokens=60, ignore_eos=True) for number in range(60)]
     with process(folder) as (server, url):
@@ -295,8 +295,8 @@ def test_a_batch_goes_on_after_a_kill(openai: Any, tmp_path: Path) -> None:
     (before,) = [text for text in written if b"batch_req_" in text]
     whole = before.splitlines(keepends=True)
     assert 2 <= len(whole) < 60, "control: it was killed in the middle"
-    with process(folder) as (_, url):
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    with serving(AsyncLLM(llm), batch_folder=str(folder)) as live:
+        client = client_of(openai, live)
         batch = ended(client, batch)
         assert (batch.status, batch.request_counts.completed) == ("completed", 60)
         text = client.files.content(batch.output_file_id).content
@@ -390,7 +390,7 @@ def test_requests_of_a_batch_that_are_cancelled_twice_leave_their_room_to_others
 
 
 def test_a_request_that_waits_for_its_quota_leaves_its_place_to_others() -> None:
-    answers = iter([httpx.Response(429, headers={"retry-after": "2"}), httpx.Response(200, json={"id": "x"})])
+    answers = iter([httpx.Response(429, headers={"retry-after": "1"}), httpx.Response(200, json={"id": "x"})])
 
     async def told() -> None:
         room = Room(lambda: 0, lambda: 2)  # one place
@@ -401,7 +401,7 @@ def test_a_request_that_waits_for_its_quota_leaves_its_place_to_others() -> None
             sending = asyncio.create_task(sender.send(request))
             await asyncio.sleep(0.2)
             await asyncio.wait_for(room.take(asyncio.Event()), 1)
-            await asyncio.sleep(3)
+            await asyncio.sleep(1.5)
             assert not sending.done(), "it comes back when there is room"
             room.give()
             assert isinstance(await asyncio.wait_for(sending, 5), BatchAnswer)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline import LLM
-from paceline.bench import bundled_prompts
+from paceline.bench import BUNDLED_TARGET, bundled_prompts
 from paceline.cli.main import main
 from paceline.codebooks import Books, CodebookModel
 from paceline.codebooks.books import Codebook
@@ -196,7 +196,7 @@ def test_bad_input_is_named(
         with pytest.raises(ConfigError, match=why):
             model.generate("x", force=force)
     with pytest.raises(CheckpointError, match="codebooks"):
-        CodebookModel.load(LLM().folder)
+        CodebookModel.load(BUNDLED_TARGET)
     with pytest.raises(ConfigError, match="codes"):
         training_config("codebooks", data=(tmp_path,), texts=True, codebook_size=4, codes=5)
     assert main(["codebooks", "generate", str(folder), "x", "--force", "0.mlp"]) == 2

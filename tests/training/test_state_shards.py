@@ -42,7 +42,7 @@ class Counting:
 
 def losses(llm: LLM, folder: Path, limit: int, seed: int = 0) -> tuple[list[float], int]:
     """Of every step, and how many documents were computed; memory keeps none."""
-    how = Fitting(steps=18, batch_rows=2, row_tokens=32, eval_steps=1, bf16=False, patience=99, seed=seed)
+    how = Fitting(steps=12, batch_rows=2, row_tokens=32, eval_steps=1, bf16=False, patience=99, seed=seed)
     config = TrainConfig(method="eagle3", data=(Path("x"),), feature_cache_bytes=0, fitting=how)
     torch.manual_seed(0)
     head, view = trainer("eagle3").init(llm, config, torch.arange(300))
