@@ -326,14 +326,14 @@ class Transcriber:
                     language=language if tokens.multilingual else None,
                     task=params.task, timestamps=params.timestamps, previous=before.tokens,
                 )  # fmt: skip
-                attempt = yield from self._attempts(inputs, prompt, params, _expected(draft, tokens, seek))
+                attempt, hottest = yield from self._attempts(inputs, prompt, params, _expected(draft, tokens, seek))
                 if params.thresholds.is_silent(attempt):
                     new, step = list[Segment](), frames
                 else:
                     new, step = window_segments(attempt, tokens, self._text, seek, frames)
                     if params.words:
                         new = self._with_words(inputs, new, frames, _Spoken(language, params.task, seek))
-                    before.add(new, attempt.temperature)
+                    before.add(new, hottest)
             segments += new
             seek += step
             if told is not None:
@@ -366,14 +366,16 @@ class Transcriber:
 
     def _attempts(
         self, inputs: Inputs, prompt: list[int], params: TranscriptionParams, draft: Sequence[int]
-    ) -> Generator[_Window, None, Attempt]:
+    ) -> Generator[_Window, None, tuple[Attempt, float]]:
+        """The attempt that is kept, and the last temperature that was tried."""
+        attempts = list[Attempt]()
         for temperature in params.temperatures:
             window = _Window(inputs, prompt, temperature, draft, params.seed)
             yield window
-            attempt = self._attempt(window, timestamps=params.timestamps)
-            if not params.thresholds.is_doubtful(attempt):
-                break
-        return attempt
+            attempts.append(self._attempt(window, timestamps=params.timestamps))
+            if not params.thresholds.is_doubtful(attempts[-1]):
+                return attempts[-1], temperature
+        return params.thresholds.best(attempts), temperature
 
     def _attempt(self, window: _Window, *, timestamps: bool) -> Attempt:
         assert window.rows is not None

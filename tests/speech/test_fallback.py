@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.speech.fallback import Attempt, Thresholds, decode_with_fallback
+from paceline.speech.fallback import Attempt, Thresholds
 
 FINE = Attempt(tokens=(), text="All is well.", temperature=0.0, avg_logprob=-0.3, no_speech_prob=0.1)
 UNSURE = replace(FINE, avg_logprob=-1.5)
@@ -15,38 +15,23 @@ REPEATING = replace(FINE, text="and then " * 50)
 SILENT = replace(UNSURE, no_speech_prob=0.9)
 
 
-def tried(attempts: list[Attempt], thresholds: Thresholds) -> tuple[list[float], Attempt]:
-    """Temperatures at which a window is decoded, and the attempt that is kept."""
-    temperatures: list[float] = []
-
-    def decode(temperature: float) -> Attempt:
-        temperatures.append(temperature)
-        return replace(attempts[min(len(temperatures), len(attempts)) - 1], temperature=temperature)
-
-    kept = decode_with_fallback(decode, thresholds)
-    return temperatures, kept
-
-
-@pytest.mark.parametrize(
-    ("attempts", "temperatures"),
-    [
-        ([FINE], [0.0]),
-        ([UNSURE, FINE], [0.0, 0.2]),
-        ([REPEATING, UNSURE, FINE], [0.0, 0.2, 0.4]),
-        ([UNSURE], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
-        ([SILENT], [0.0]),
-    ],
-)
-def test_a_doubtful_window_is_decoded_at_higher_temperatures(
-    attempts: list[Attempt], temperatures: list[float]
-) -> None:
-    found, kept = tried(attempts, Thresholds())
-    assert found == temperatures
-    assert kept.temperature == temperatures[-1]
+@pytest.mark.parametrize(("attempt", "doubtful"), [(FINE, False), (UNSURE, True), (REPEATING, True), (SILENT, False)])
+def test_what_is_doubtful(attempt: Attempt, doubtful: bool) -> None:
+    assert Thresholds().is_doubtful(attempt) == doubtful
 
 
 def test_without_the_threshold_of_silence_a_silent_window_is_doubtful() -> None:
-    assert tried([SILENT], Thresholds(no_speech_prob=None))[0] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert Thresholds(no_speech_prob=None).is_doubtful(SILENT)
+
+
+def test_of_doubtful_attempts_the_surest_is_kept() -> None:
+    worse = replace(UNSURE, temperature=1.0, avg_logprob=-4.0)
+    assert Thresholds().best([UNSURE, worse]) == UNSURE
+    assert Thresholds().best([worse, UNSURE]) == UNSURE
+    sure_of_a_loop = replace(REPEATING, avg_logprob=-0.1)
+    assert Thresholds().best([sure_of_a_loop, worse]) == worse, "it does not repeat itself"
+    assert Thresholds().best([sure_of_a_loop, replace(sure_of_a_loop, avg_logprob=-2.0)]) == sure_of_a_loop
+    assert Thresholds(compression_ratio=None).best([sure_of_a_loop, worse]) == sure_of_a_loop
 
 
 def test_thresholds_can_be_turned_off() -> None:
@@ -70,7 +55,5 @@ def test_repetition_in_a_silent_window_is_no_doubt_only_where_the_text_is_unsure
 
 
 def test_what_makes_no_sense_is_named() -> None:
-    with pytest.raises(ConfigError, match="temperatures must hold at least one"):
-        decode_with_fallback(lambda _: FINE, Thresholds(), ())
     with pytest.raises(ConfigError, match=r"no_speech_prob must be a number in 0\.\.1 or None, got 2"):
         Thresholds(no_speech_prob=2)

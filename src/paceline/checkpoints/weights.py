@@ -546,11 +546,14 @@ def _read(names: StoredNames, target: CanonicalTensor, dtype: torch.dtype, devic
 def chosen_pieces(names: StoredNames, target: CanonicalTensor) -> list[tuple[StoredTensor, str]]:
     """The pieces of the first recipe that is stored in full, with their names."""
     missing: list[str] = []
+    most = 0  # pieces that are there of the recipe that `missing` is about
     for recipe in target.recipes:
         stored = [(piece, names.find(piece)) for piece in recipe]
-        missing = [piece.names[0] for piece, name in stored if name is None]
-        if not missing:
-            return [(piece, name) for piece, name in stored if name is not None]
+        found = [(piece, name) for piece, name in stored if name is not None]
+        if len(found) == len(recipe):
+            return found
+        if len(found) >= most:
+            most, missing = len(found), [piece.names[0] for piece, name in stored if name is None]
     _check_foreign(names)
     raise CheckpointError(
         f"{names.checkpoint.folder} lacks {some(missing)}; the checkpoint is incomplete or of another architecture"

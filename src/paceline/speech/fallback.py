@@ -5,11 +5,10 @@ Source: Robust Speech Recognition via Large-Scale Weak Supervision (arXiv:2212.0
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.errors import ConfigError
 from paceline.speech.scores import compression_ratio
 from paceline.utils import number
 
@@ -78,22 +77,11 @@ class Thresholds:
             return False
         return unsure or (self.compression_ratio is not None and attempt.compression_ratio > self.compression_ratio)
 
+    def best(self, attempts: Sequence[Attempt]) -> Attempt:
+        """Of attempts that are all doubtful the surest, of those that do not repeat themselves if there are any.
 
-def decode_with_fallback(
-    decode: Callable[[float], Attempt], thresholds: Thresholds, temperatures: Sequence[float] = TEMPERATURES
-) -> Attempt:
-    """The first attempt that is not doubtful, else the last.
-
-    Args:
-        decode: decodes the window at a temperature.
-        temperatures: to be tried in this order.
-    Raises:
-        ConfigError: no temperature.
-    """
-    if not temperatures:
-        raise ConfigError("temperatures must hold at least one, got none")
-    for temperature in temperatures:
-        attempt = decode(temperature)
-        if not thresholds.is_doubtful(attempt):
-            break
-    return attempt
+        The published code keeps the last one, which is often worse: it is drawn at the highest temperature.
+        """
+        most = self.compression_ratio
+        plain = [attempt for attempt in attempts if most is None or attempt.compression_ratio <= most]
+        return max(plain or attempts, key=lambda attempt: attempt.avg_logprob)

@@ -96,7 +96,7 @@ class PreviousText:
         self._kept = kept
 
     def add(self, segments: Sequence[Segment], temperature: float) -> None:
-        """Those of one window, and the temperature at which it was decoded."""
+        """Those of one window, and the highest temperature at which it was tried."""
         if not self._kept or temperature > UNCERTAIN:
             self.tokens = []
         else:
