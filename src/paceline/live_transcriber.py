@@ -10,8 +10,11 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from paceline.errors import ConfigError, PromptError
 from paceline.speech import SAMPLE_RATE, LiveCaptions, Samples, Segment, Word
-from paceline.utils import number
+from paceline.utils import number, shortened
 
 if TYPE_CHECKING:
     from paceline.transcriber import Transcriber, TranscriptionParams
@@ -41,7 +44,7 @@ class LiveTranscriber:
         self._captions = LiveCaptions(longest=longest)
         self._params = replace(params, words=True, temperature=params.temperatures[:1], pieces=1)
         self._prompt, self._before, self._new = params.prompt, list[Segment](), 0
-        self.updates = 0
+        self.updates, self._ended = 0, False
 
     @property
     def stable(self) -> Sequence[Word]:
@@ -59,7 +62,21 @@ class LiveTranscriber:
         return self._new / SAMPLE_RATE
 
     def feed(self, samples: Samples) -> None:
-        """More audio has come."""
+        """More audio has come.
+
+        Args:
+            samples: (n,) finite floating-point numbers, mono at 16 kHz.
+        Raises:
+            PromptError: something else.
+            ConfigError: the audio has ended.
+        """
+        if self._ended:
+            raise ConfigError("these captions have ended; make new ones with LLM.captions")
+        fine = isinstance(samples, np.ndarray) and samples.ndim == 1 and samples.dtype.kind == "f"
+        if not fine or not np.isfinite(samples).all():
+            raise PromptError(
+                f"samples must be a NumPy array (n,) of finite floating-point numbers, got {shortened(samples)}"
+            )
         self._captions.feed(samples)
         self._new += len(samples)
 
@@ -78,7 +95,10 @@ class LiveTranscriber:
         return captions.update(heard.words, [segment.end for segment in heard.segments])
 
     def finish(self) -> list[Word]:
-        """The audio has ended: the words that are left."""
+        """The audio has ended: the words that are left; a second call has none."""
+        if self._ended:
+            return []
+        self._ended = True
         return [*self.update(), *self._captions.finish()]
 
 

@@ -12,9 +12,8 @@ from dataclasses import fields, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
-import numpy as np
 import torch
 
 from paceline.arguments import ATTRIBUTES, CALLS, IDLE_CALLS, Meant, translated
@@ -575,6 +574,8 @@ class LLM(metaclass=Named):
             PromptError, ConfigError, CapabilityError: as `embed`.
         """
         self._must_draft("embed")
+        if self.source is not None:
+            raise CapabilityError(f"{self.folder} has an encoder and writes; load an embedding model to embed")
         info = self.backend.info
         read = [self._read(item) for item in as_list(prompts)]
         return EmbeddingRun(
@@ -646,7 +647,7 @@ class LLM(metaclass=Named):
         """The text of speech, by a Whisper model: of one audio, or of a list.
 
         Args:
-            audio: the path of a file, its bytes, or samples as a NumPy array (`speech.load_audio`).
+            audio: the path of a file, its bytes, an open one, or samples as a NumPy array (`speech.load_audio`).
             sample_rate: of samples. limits: of what is read.
             params: `language`, `timestamps`, `words` and the other fields of `TranscriptionParams`.
         Raises:
@@ -659,11 +660,14 @@ class LLM(metaclass=Named):
 
         reject_unknown("transcribe", params, [field.name for field in fields(TranscriptionParams)])
         wanted = TranscriptionParams(**params)
-        one = isinstance(audio, str | Path | bytes | np.ndarray)
-        sources: Sequence[AudioSource] = [audio] if isinstance(audio, str | Path | bytes | np.ndarray) else audio
-        heard = [load_audio(source, sample_rate=sample_rate, limits=limits) for source in sources]
-        found = Transcriber(self).transcribe(heard, wanted)
-        return found[0] if one else found
+        transcriber, many = Transcriber(self), isinstance(audio, list | tuple)
+        sources: Sequence[AudioSource] = audio if isinstance(audio, list | tuple) else [cast("AudioSource", audio)]
+        heard = []
+        for number, source in enumerate(sources):
+            with _named("audio", number, len(sources)):
+                heard.append(load_audio(source, sample_rate=sample_rate, limits=limits))
+        found = transcriber.transcribe(heard, wanted)
+        return found if many else found[0]
 
     def captions(self, *, drafts: bool = True, longest: float = 15.0, **params: Any) -> LiveTranscriber:
         """Captions of audio that is still coming, by a Whisper model: `feed` samples, and `update` gives the words that

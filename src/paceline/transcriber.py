@@ -222,6 +222,9 @@ class Transcriber:
             raise ConfigError(f"{llm.folder} reads no speech; load a Whisper model to transcribe")
         self._llm, self._runner = llm, runner
         self.tokens, self._mel = WhisperTokens.load(llm.folder), LogMel.load(llm.folder)
+        most = runner.info.max_context
+        rule = f"be {self.tokens.context} for speech, which a window and the text before it may take"
+        need(most >= self.tokens.context, "max_model_len", rule, most)
         self._drafting: SpeechModel | None = None
         self.costs: list[WindowCost] = []
 

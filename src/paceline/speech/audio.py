@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ConfigError, PromptError
-from paceline.utils import integer, number
+from paceline.utils import integer, number, shortened
 
 Samples = npt.NDArray[np.float32]
-AudioSource = str | Path | bytes | npt.NDArray[Any]
-"""The path of a file, its bytes, or samples: (n,) or (n, channels), of floats in -1..1, int16 or int32."""
+AudioSource = str | Path | bytes | npt.NDArray[Any] | IO[bytes]
+"""The path of a file, its bytes, an open one, or samples: (n,) or (n, channels), of floats in -1..1, int16 or int32."""
 
 SAMPLE_RATE: Final = 16_000
 MOST_REASON: Final = 300
@@ -71,7 +71,8 @@ def load_audio(
     """(n,) float32 mono samples at 16 kHz, n at least 1.
 
     Args:
-        source: the path of a file, its bytes, or samples: (n,) or (n, channels), of floats in -1..1, int16 or int32.
+        source: the path of a file, its bytes, an open one (binary), or samples: (n,) or (n, channels), of floats in
+            -1..1, int16 or int32.
         sample_rate: of samples; files tell their own.
         limits: None is `AudioLimits()`.
         isolated: decode a file in a process of its own, whose memory and time are limited.
@@ -80,6 +81,12 @@ def load_audio(
         ConfigError: the extra is not installed.
     """
     decoder, limits = _decoder(), limits or AudioLimits()
+    if hasattr(source, "read"):
+        source = source.read(limits.max_bytes + 1)
+    if not isinstance(source, str | Path | bytes | np.ndarray):
+        raise PromptError(
+            f"audio must be the path of a file, its bytes, an open one or a NumPy array, got {shortened(source)}"
+        )
     name = str(source) if isinstance(source, str | Path) else "the audio"
     bounds = limits.max_seconds, limits.max_channels
     try:

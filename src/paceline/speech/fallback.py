@@ -78,10 +78,12 @@ class Thresholds:
         return unsure or (self.compression_ratio is not None and attempt.compression_ratio > self.compression_ratio)
 
     def best(self, attempts: Sequence[Attempt]) -> Attempt:
-        """Of attempts that are all doubtful the surest, of those that do not repeat themselves if there are any.
+        """Of attempts that are all doubtful the surest: of those that heard something, and of these those that do not
+        repeat themselves, if there are any.
 
         The published code keeps the last one, which is often worse: it is drawn at the highest temperature.
         """
         most = self.compression_ratio
-        plain = [attempt for attempt in attempts if most is None or attempt.compression_ratio <= most]
-        return max(plain or attempts, key=lambda attempt: attempt.avg_logprob)
+        heard = [attempt for attempt in attempts if not self.is_silent(attempt)] or attempts
+        plain = [attempt for attempt in heard if most is None or attempt.compression_ratio <= most]
+        return max(plain or heard, key=lambda attempt: attempt.avg_logprob)
