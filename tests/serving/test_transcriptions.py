@@ -168,7 +168,10 @@ def test_wrong_files_are_named(file: bytes | None, line: str, hearing: Live) -> 
 
 
 def test_sizes_types_and_models(hearing: Live, live: Live) -> None:
-    assert send(hearing, file=bytes(4_200_000)).status_code == 413
+    answer = send(hearing, file=bytes(4_200_000))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (413, "file", "request_too_large")
+    assert error["message"] == "file must be at most 4000000 bytes long (--max-audio-bytes); cut or compress it"
     assert hearing.http.post(PATH, json={"file": "x"}).status_code == 415
     assert send(hearing, model="whisper-2").status_code == 404
     answer = send(live)
@@ -190,6 +193,18 @@ def test_forms_that_are_none_are_answered(hearing: Live) -> None:
         answer = hearing.http.post(PATH, **body)  # type: ignore[arg-type]
         assert answer.status_code in (400, 413), body
         assert answer.json()["error"]["message"]
+    several, unbounded = (hearing.http.post(PATH, **body).json()["error"] for body in wrong[:2])  # type: ignore[arg-type]
+    assert (several["param"], unbounded["param"]) == ("file", "file")
+    assert "one audio file" in several["message"]
+    assert "boundary" in unbounded["message"]
+
+    def pieces() -> Iterator[bytes]:  # without a length
+        yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+        yield from [bytes(2**16)] * 64
+
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    answer = hearing.http.post(PATH, content=pieces(), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (413, "file")
     assert send(hearing).status_code == 200
 
 
