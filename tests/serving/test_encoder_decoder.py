@@ -73,7 +73,10 @@ def test_what_does_not_suit_is_named(translating: Live) -> None:
     assert translating.error(PATH, prompt="x", echo=True)["param"] == "echo"
     assert translating.error(PATH, prompt="", add_special_tokens=False)["param"] == "prompt"
     messages = [{"role": "user", "content": "Hi"}]
-    assert "chat template" in translating.error("/v1/chat/completions", messages=messages)["message"]
+    error = translating.error("/v1/chat/completions", messages=messages)
+    assert error["param"] == "messages"
+    assert "bundled " in error["message"]
+    assert "/v1/completions takes the source" in error["message"]
 
 
 def test_warming_up_reads_a_source(translator: LLM) -> None:

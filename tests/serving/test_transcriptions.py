@@ -224,10 +224,18 @@ def test_other_routes_say_what_the_model_reads(hearing: Live) -> None:
     error = hearing.error("/v1/completions", prompt="One day")
     assert error["param"] == "prompt"
     assert "transcribe audio" in error["message"]
-    assert (
-        "chat template"
-        in hearing.error("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])["message"]
-    )
+    turns: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+    for path, body in (
+        ("/v1/chat/completions", turns),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"model": "whisper-1", "max_tokens": 9, **turns}),
+        ("/v1/messages", {"model": "whisper-1", "max_tokens": 9, "thinking": {"type": "adaptive"}, **turns}),
+        ("/tokenize", turns),
+    ):
+        message = hearing.error(path, **body)["message"]
+        assert "whisper-1 " in message
+        assert "/v1/audio/transcriptions" in message
+        assert str(hearing.model.llm.folder) not in message
 
 
 # ------------------------------------------------------------------------------------------------ beside others
