@@ -79,6 +79,24 @@ def test_what_does_not_suit_is_named(translating: Live) -> None:
     assert "/v1/completions takes the source" in error["message"]
 
 
+def test_conversations_are_refused_whether_there_is_a_template_or_none(translator: LLM, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    messages = [{"role": "user", "content": "Hi"}]
+    for live in serve(AsyncLLM(translator), chat_template=str(template)):
+        message: dict[str, Any] = {"model": "bundled", "messages": messages}
+        for path, body, param in (
+            ("/v1/chat/completions", {"messages": messages}, "messages"),
+            ("/v1/responses", {"input": "Hi"}, "input"),
+            ("/v1/messages", {"max_tokens": 9, **message}, None),
+            ("/v1/messages/count_tokens", message, None),
+        ):
+            error = live.error(path, **body)
+            assert error.get("param") == param
+            assert "bundled takes no conversations; /v1/completions takes the source" in error["message"]
+        assert live.ok("/apply-template", messages=messages) == {"prompt": "Hi"}, "which may be a source"
+
+
 def test_warming_up_reads_a_source(translator: LLM) -> None:
     before = translator.runner.sources_read
     warm_up(translator)

@@ -193,6 +193,8 @@ class JobFactory:
         Raises:
             ApiError: a field that cannot be honoured.
         """
+        if self._llm.source is not None:
+            raise ApiError(f"{self._name} takes no conversations; {self._instead}", param="messages")
         if request.top_logprobs is not None and not request.logprobs:
             raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
         if None not in (request.max_tokens, request.max_completion_tokens):
