@@ -71,7 +71,12 @@ def test_predictions_are_drafted_from(translating: Live, translator: LLM) -> Non
 
 def test_what_does_not_suit_is_named(translating: Live) -> None:
     assert translating.error(PATH, prompt="x", echo=True)["param"] == "echo"
-    assert translating.error(PATH, prompt="", add_special_tokens=False)["param"] == "prompt"
+    for body in ({"prompt": "", "add_special_tokens": False}, {"prompt": "x", "encoder_prompt": "y"}):
+        error = translating.error(PATH, **body)
+        assert error["param"] == ("encoder_prompt" if "encoder_prompt" in body else "prompt")
+        assert "give a prompt, which is the source" in error["message"]
+    outside = translating.error(PATH, prompt=[VOCABULARY])
+    assert (outside["param"], "token ids of a prompt must lie in" in outside["message"]) == ("prompt", True)
     messages = [{"role": "user", "content": "Hi"}]
     error = translating.error("/v1/chat/completions", messages=messages)
     assert error["param"] == "messages"

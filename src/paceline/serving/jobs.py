@@ -358,6 +358,8 @@ class JobFactory:
         if isinstance(request, CompletionRequest) and request.echo:
             raise ApiError("echo cannot be used with an encoder-decoder model; leave it out", param="echo")
         reading = partial(self._llm.source.read, encode=self._llm.tokenizer.encode)
+        if not all(prompts):
+            raise ApiError("prompt is empty; give a prompt, which is the source", param="prompt")
         sources = [reading({"encoder_prompt": tokens}) for tokens in prompts]
         return [replace(read, prediction=prediction, tenant=tenant, drafts=drafts) for read in sources]
 
