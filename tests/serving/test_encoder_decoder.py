@@ -61,6 +61,16 @@ def test_prompts_are_sources(translating: Live, translator: LLM) -> None:
     assert "".join(event["choices"][0]["text"] for event in events) == want[0]
 
 
+def test_llama_servers_counts_have_the_source(translating: Live, translator: LLM) -> None:
+    want = len(translator.tokenizer.encode(SOURCES[0])) + 1
+    assert translating.ok(PATH, prompt=SOURCES[0], **GREEDY)["usage"]["prompt_tokens"] == want
+    whole = translating.ok("/completion", prompt=SOURCES[0], n_predict=4)
+    assert (whole["tokens_evaluated"], whole["timings"]["prompt_n"]) == (want, want)
+    lines = translating.post("/completion", prompt=SOURCES[0], n_predict=4, stream=True).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert {event["tokens_evaluated"] for event in events} == {want}
+
+
 def test_predictions_are_drafted_from(translating: Live, translator: LLM) -> None:
     (want,) = texts(translator, SOURCES[:1])
     answer = translating.ok(PATH, prompt=SOURCES[0], prediction=want, **GREEDY)
