@@ -112,6 +112,12 @@ def test_conversations_are_refused_whether_there_is_a_template_or_none(translato
         assert live.ok("/apply-template", messages=messages) == {"prompt": "Hi"}, "which may be a source"
 
 
+def test_embeddings_need_another_model(translating: Live) -> None:
+    error = translating.error("/v1/embeddings", input="One day")
+    assert error["param"] == "model"
+    assert error["message"] == "a model with an encoder does not embed; serve an embedding model"
+
+
 def test_warming_up_reads_a_source(translator: LLM) -> None:
     before = translator.runner.sources_read
     warm_up(translator)
