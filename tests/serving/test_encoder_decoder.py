@@ -61,6 +61,16 @@ def test_prompts_are_sources(translating: Live, translator: LLM) -> None:
     assert "".join(event["choices"][0]["text"] for event in events) == want[0]
 
 
+def test_llama_servers_counts_have_the_source(translating: Live, translator: LLM) -> None:
+    want = len(translator.tokenizer.encode(SOURCES[0])) + 1
+    assert translating.ok(PATH, prompt=SOURCES[0], **GREEDY)["usage"]["prompt_tokens"] == want
+    whole = translating.ok("/completion", prompt=SOURCES[0], n_predict=4)
+    assert (whole["tokens_evaluated"], whole["timings"]["prompt_n"]) == (want, want)
+    lines = translating.post("/completion", prompt=SOURCES[0], n_predict=4, stream=True).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert {event["tokens_evaluated"] for event in events} == {want}
+
+
 def test_predictions_are_drafted_from(translating: Live, translator: LLM) -> None:
     (want,) = texts(translator, SOURCES[:1])
     answer = translating.ok(PATH, prompt=SOURCES[0], prediction=want, **GREEDY)
@@ -71,9 +81,41 @@ def test_predictions_are_drafted_from(translating: Live, translator: LLM) -> Non
 
 def test_what_does_not_suit_is_named(translating: Live) -> None:
     assert translating.error(PATH, prompt="x", echo=True)["param"] == "echo"
-    assert translating.error(PATH, prompt="", add_special_tokens=False)["param"] == "prompt"
+    for body in ({"prompt": "", "add_special_tokens": False}, {"prompt": "x", "encoder_prompt": "y"}):
+        error = translating.error(PATH, **body)
+        assert error["param"] == ("encoder_prompt" if "encoder_prompt" in body else "prompt")
+        assert "give a prompt, which is the source" in error["message"]
+    outside = translating.error(PATH, prompt=[VOCABULARY])
+    assert (outside["param"], "token ids of a prompt must lie in" in outside["message"]) == ("prompt", True)
     messages = [{"role": "user", "content": "Hi"}]
-    assert "chat template" in translating.error("/v1/chat/completions", messages=messages)["message"]
+    error = translating.error("/v1/chat/completions", messages=messages)
+    assert error["param"] == "messages"
+    assert "bundled " in error["message"]
+    assert "/v1/completions takes the source" in error["message"]
+
+
+def test_conversations_are_refused_whether_there_is_a_template_or_none(translator: LLM, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    messages = [{"role": "user", "content": "Hi"}]
+    for live in serve(AsyncLLM(translator), chat_template=str(template)):
+        message: dict[str, Any] = {"model": "bundled", "messages": messages}
+        for path, body, param in (
+            ("/v1/chat/completions", {"messages": messages}, "messages"),
+            ("/v1/responses", {"input": "Hi"}, "input"),
+            ("/v1/messages", {"max_tokens": 9, **message}, None),
+            ("/v1/messages/count_tokens", message, None),
+        ):
+            error = live.error(path, **body)
+            assert error.get("param") == param
+            assert "bundled takes no conversations; /v1/completions takes the source" in error["message"]
+        assert live.ok("/apply-template", messages=messages) == {"prompt": "Hi"}, "which may be a source"
+
+
+def test_embeddings_need_another_model(translating: Live) -> None:
+    error = translating.error("/v1/embeddings", input="One day")
+    assert error["param"] == "model"
+    assert error["message"] == "a model with an encoder does not embed; serve an embedding model"
 
 
 def test_warming_up_reads_a_source(translator: LLM) -> None:

@@ -168,7 +168,10 @@ def test_wrong_files_are_named(file: bytes | None, line: str, hearing: Live) -> 
 
 
 def test_sizes_types_and_models(hearing: Live, live: Live) -> None:
-    assert send(hearing, file=bytes(4_200_000)).status_code == 413
+    answer = send(hearing, file=bytes(4_200_000))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (413, "file", "request_too_large")
+    assert error["message"] == "file must be at most 4000000 bytes long (--max-audio-bytes); cut or compress it"
     assert hearing.http.post(PATH, json={"file": "x"}).status_code == 415
     assert send(hearing, model="whisper-2").status_code == 404
     answer = send(live)
@@ -190,6 +193,18 @@ def test_forms_that_are_none_are_answered(hearing: Live) -> None:
         answer = hearing.http.post(PATH, **body)  # type: ignore[arg-type]
         assert answer.status_code in (400, 413), body
         assert answer.json()["error"]["message"]
+    several, unbounded = (hearing.http.post(PATH, **body).json()["error"] for body in wrong[:2])  # type: ignore[arg-type]
+    assert (several["param"], unbounded["param"]) == ("file", "file")
+    assert "one audio file" in several["message"]
+    assert "boundary" in unbounded["message"]
+
+    def pieces() -> Iterator[bytes]:  # without a length
+        yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+        yield from [bytes(2**16)] * 64
+
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    answer = hearing.http.post(PATH, content=pieces(), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (413, "file")
     assert send(hearing).status_code == 200
 
 
@@ -209,10 +224,18 @@ def test_other_routes_say_what_the_model_reads(hearing: Live) -> None:
     error = hearing.error("/v1/completions", prompt="One day")
     assert error["param"] == "prompt"
     assert "transcribe audio" in error["message"]
-    assert (
-        "chat template"
-        in hearing.error("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])["message"]
-    )
+    turns: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+    for path, body in (
+        ("/v1/chat/completions", turns),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"model": "whisper-1", "max_tokens": 9, **turns}),
+        ("/v1/messages", {"model": "whisper-1", "max_tokens": 9, "thinking": {"type": "adaptive"}, **turns}),
+        ("/tokenize", turns),
+    ):
+        message = hearing.error(path, **body)["message"]
+        assert "whisper-1 " in message
+        assert "/v1/audio/transcriptions" in message
+        assert str(hearing.model.llm.folder) not in message
 
 
 # ------------------------------------------------------------------------------------------------ beside others

@@ -34,7 +34,7 @@ from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
 from paceline.serving.jobs import JobFactory, PromptJob
 from paceline.serving.keys import NO_LIMITS, limits_by_owner, read_keys
-from paceline.serving.limits import HEALTH, LIVE, LOAD, PING, Slots, allowed_priority
+from paceline.serving.limits import HEALTH, LIVE, LOAD, PING, BodyError, Slots, allowed_priority
 from paceline.serving.llama import LlamaRoutes
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
@@ -260,6 +260,10 @@ def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(http: Request, error: RequestValidationError) -> Response:
         return await told(http, invalid_field(error.errors(), error.body))
+
+    @app.exception_handler(BodyError)
+    async def unread(http: Request, error: BodyError) -> Response:
+        return await told(http, error.error)
 
     @app.exception_handler(HTTPException)
     async def unknown(http: Request, error: HTTPException) -> Response:

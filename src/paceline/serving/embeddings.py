@@ -75,6 +75,8 @@ class DecoderEmbedder:
 
     async def embed(self, texts: Sequence[Text], params: EmbeddingParams, field: str, *, special: bool) -> Vectors:
         """See `Embedder.embed`. Keys take turns; one text at a time is in memory between two passes of the model."""
+        if self._llm.source is not None:
+            raise ApiError("a model with an encoder does not embed; serve an embedding model", param="model")
         async with self._jobs.turn([text for text in texts if isinstance(text, str)]):
             prompts = await asyncio.to_thread(lambda: [self._tokens(text, special=special) for text in texts])
         run = await asyncio.to_thread(self._llm.embedding_run, prompts, params)

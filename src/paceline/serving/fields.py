@@ -145,6 +145,7 @@ TABLE: Final = (
         ignorable=False,
     ),
     Group((COMPLETIONS,), {"prompt_embeds": ()}, "give prompt", ignorable=False),
+    Group((COMPLETIONS,), {"encoder_prompt": ()}, "give a prompt, which is the source", ignorable=False),
     Group(OPENAI, {"mm_processor_kwargs": ({},), "media_io_kwargs": ({},)}, "prompts are texts"),
     Group(
         OPENAI,

@@ -15,14 +15,13 @@ from typing import Any, Final, Protocol
 
 from prometheus_client import Counter, Gauge, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.config import ServerConfig
 from paceline.serving.api_errors import ApiError, internal_error
 from paceline.serving.bodies import LARGE, check_items
 from paceline.serving.entrance import COMPACT, FACTS, RESPONSES, STREAM, Entrance, error_event, guarded, metered
-from paceline.serving.limits import HEALTH, LIVE, LOAD, OPEN, Slots, refuse, reply, uploads
+from paceline.serving.limits import HEALTH, LIVE, LOAD, OPEN, BodyError, Slots, refuse, reply, uploads
 from paceline.serving.metrics import Registry
 from paceline.serving.routing import Affinity, affinity_of
 
@@ -279,8 +278,8 @@ async def _body(receive: Receive) -> bytes:
     while more:
         try:
             message = await receive()
-        except HTTPException as error:  # too long, or too slow
-            raise ApiError(str(error.detail), status=error.status_code) from None
+        except BodyError as error:  # too long, or too slow
+            raise error.error from None
         body += message.get("body", b"")
         more = message.get("more_body", False)
     return bytes(body)

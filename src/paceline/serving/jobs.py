@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Final
 
-from paceline.checkpoints import Rendered, TokenBytes
+from paceline.checkpoints import ChatTemplate, Rendered, TokenBytes
 from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams, ServerConfig, ThinkParams
 from paceline.engine import ReadPrompt, read_prediction, read_tenant
 from paceline.errors import PacelineError, PromptError
@@ -116,6 +116,7 @@ class JobFactory:
     def __init__(self, llm: LLM, config: ServerConfig, chat_template: str | None) -> None:
         self.workers, self._one_long, self._others = Workers(), Places(1), Places(ENCODERS)
         self._llm, self._config, self._template, self._limits = llm, config, chat_template, limits_by_owner(config)
+        self._name = (config.served_model_name or [llm.folder.name])[0]
         self.template_text = text = chat_template or llm.tokenizer.chat_template
         self.most_tokens = max(MOST_TOKENS, llm.backend.info.max_context)
         self._tool_format = FORMATS.get(config.tool_call_parser or format_of(text) or "")
@@ -127,8 +128,24 @@ class JobFactory:
 
     @cached_property
     def _steering(self) -> ThoughtSteering:
-        template = self._llm.tokenizer.template(self._template)
+        template = self._chat_template
         return ThoughtSteering(template.text, template.variables)
+
+    @property
+    def _chat_template(self) -> ChatTemplate:
+        if self.template_text is None:
+            raise ApiError(f"{self._name} has no chat template; {self._instead}", param="messages")
+        return self._llm.tokenizer.template(self._template)
+
+    @property
+    def _instead(self) -> str:
+        """Tells what to send to a model that takes no conversations."""
+        source = self._llm.source
+        if source is None:
+            return "give a prompt to /v1/completions, or start the server with --chat-template"
+        if source.reads == "input_features":
+            return "it transcribes audio at /v1/audio/transcriptions"
+        return "/v1/completions takes the source that its encoder reads as the prompt"
 
     @property
     def token_bytes(self) -> TokenBytes:
@@ -176,6 +193,8 @@ class JobFactory:
         Raises:
             ApiError: a field that cannot be honoured.
         """
+        if self._llm.source is not None:
+            raise ApiError(f"{self._name} takes no conversations; {self._instead}", param="messages")
         if request.top_logprobs is not None and not request.logprobs:
             raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
         if None not in (request.max_tokens, request.max_completion_tokens):
@@ -201,8 +220,8 @@ class JobFactory:
         """Return the text of a conversation (of a chat or tokenize request) and its token ids.
 
         Raises:
-            ApiError: it takes too long, or its template rejects something.
-            ConfigError, PromptError: there is no template, or the text cannot be encoded.
+            ApiError: there is no template, it takes too long or rejects something.
+            PromptError: the text cannot be encoded.
         """
         rendered, tokenizer = await self.rendered(request), self._llm.tokenizer
         async with self.turn(rendered.text):
@@ -227,7 +246,7 @@ class JobFactory:
 
     async def rendered(self, request: TemplateRequest) -> Rendered:
         """Return the text of a conversation, and what of it the template wrote."""
-        template = self._llm.tokenizer.template(self._template)
+        template = self._chat_template
         messages = await asyncio.to_thread(lambda: [_message(message) for message in request.messages or ()])
         if not self._reasoning.begin:
             messages = [_with_thinking(message) for message in messages]
@@ -256,7 +275,7 @@ class JobFactory:
     def _variables(self, request: TemplateRequest) -> Json:
         """Return the variables that the template is given for the request's fields."""
         variables: Json = dict(request.chat_template_kwargs or {})
-        check_variables(variables, self._llm.tokenizer.template(self._template).variables, request)
+        check_variables(variables, self._chat_template.variables, request)
         more = self._switched(request) if isinstance(request, ChatRequest) else {}
         return more | (self._steering.renamed(variables) if variables.keys() & set(SWITCHES) else variables)
 
@@ -339,6 +358,8 @@ class JobFactory:
         if isinstance(request, CompletionRequest) and request.echo:
             raise ApiError("echo cannot be used with an encoder-decoder model; leave it out", param="echo")
         reading = partial(self._llm.source.read, encode=self._llm.tokenizer.encode)
+        if not all(prompts):
+            raise ApiError("prompt is empty; give a prompt, which is the source", param="prompt")
         sources = [reading({"encoder_prompt": tokens}) for tokens in prompts]
         return [replace(read, prediction=prediction, tenant=tenant, drafts=drafts) for read in sources]
 

@@ -43,7 +43,8 @@ TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
 TRANSLATIONS: Final = "/v1/audio/translations"
 """Audio is uploaded to these routes, likewise."""
 
-UPLOADS: Final = (FILES, TRANSCRIPTIONS, TRANSLATIONS)
+AUDIO: Final = (TRANSCRIPTIONS, TRANSLATIONS)
+UPLOADS: Final = (FILES, *AUDIO)
 
 OPEN: Final = (*HEALTH, LIVE, "/", *(f"/static/{name}" for name in PAGE_FILES))
 """These routes need no key."""
@@ -59,6 +60,14 @@ FORM_BYTES: Final = 2**16
 
 LATER: Final = {"Retry-After": "1"}
 """Answers 429 have this header."""
+
+
+class BodyError(HTTPException):
+    """Raised while a body is read, since what reads it lets only such errors through."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.status, error.message)
+        self.error = error
 
 
 class Hosts:
@@ -153,7 +162,8 @@ class Guard:
     def __init__(self, app: ASGIApp, keys: Keys, config: ServerConfig, refused: Callable[[int], None]) -> None:
         self._refused = refused
         self._app, self._keys, self._hosts, self._most = app, keys, Hosts(config), config.max_body_bytes
-        self._most_of = dict.fromkeys((TRANSCRIPTIONS, TRANSLATIONS), config.max_audio_bytes + FORM_BYTES)
+        self._most_audio = config.max_audio_bytes
+        self._most_of = dict.fromkeys(AUDIO, config.max_audio_bytes + FORM_BYTES)
         if config.batch_folder is not None:
             self._most_of[FILES] = config.max_batch_file_bytes + FORM_BYTES
         self._origins = config.allowed_origins
@@ -169,7 +179,7 @@ class Guard:
             self._refused(error.status)
             await refuse(send, error, scope["path"])
             return
-        await self._app(scope, self._counted(receive, self._limit(scope)), send)
+        await self._app(scope, self._counted(receive, scope), send)
 
     def _limit(self, scope: Scope) -> int:
         """Return how many bytes the body of a request may have."""
@@ -201,7 +211,7 @@ class Guard:
                 self._check_origin(headers.get("origin"))
             length = headers.get("content-length", "0")
             if not length.isdecimal() or int(length) > self._limit(scope):
-                raise self._too_large(self._limit(scope))
+                raise self._too_large(scope)
 
     def _check_origin(self, origin: str | None) -> None:
         """Reject a form of a page that may not use the server: browsers send those of any page, without asking before.
@@ -213,14 +223,18 @@ class Guard:
             why = f"pages of {shortened(origin)} may not use this server; see --allowed-origins"
             raise ApiError(why, status=403, code="origin_not_allowed")
 
-    def _too_large(self, most: int) -> ApiError:
-        return ApiError(f"the request must be at most {most} bytes long", status=413, code="request_too_large")
+    def _too_large(self, scope: Scope) -> ApiError:
+        why, param = f"the request must be at most {self._limit(scope)} bytes long", None
+        if uploads(scope) and scope["path"] in AUDIO:
+            why, param = f"file must be at most {self._most_audio} bytes long (--max-audio-bytes)", "file"
+            why += "; cut or compress it"
+        return ApiError(why, status=413, param=param, code="request_too_large")
 
-    def _counted(self, receive: Receive, most: int) -> Receive:
+    def _counted(self, receive: Receive, scope: Scope) -> Receive:
         """Return a `receive` of the same messages; a body without a length may not be longer either, and none may take
         too long.
         """
-        size, whole, end = 0, False, asyncio.get_running_loop().time() + self._seconds
+        size, whole, most, end = 0, False, self._limit(scope), asyncio.get_running_loop().time() + self._seconds
 
         async def counted() -> Message:
             nonlocal size, whole
@@ -228,12 +242,11 @@ class Guard:
                 async with asyncio.timeout_at(None if whole else end):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, "the body did not arrive in time") from None
+                raise BodyError(ApiError("the body did not arrive in time", status=408)) from None
             whole = not message.get("more_body", False)
             size += len(message.get("body", b""))
             if size > most:
-                error = self._too_large(most)
-                raise HTTPException(error.status, error.message)  # what reads the body lets only these through
+                raise BodyError(self._too_large(scope))
             return message
 
         return counted

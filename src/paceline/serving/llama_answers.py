@@ -76,7 +76,7 @@ class LlamaAnswer(CompletionAnswer):
             "stop": False,
             "id_slot": NO_SLOT,
             "tokens_predicted": stop,
-            "tokens_evaluated": len(output.prompt_token_ids),
+            "tokens_evaluated": output.num_prompt_tokens,
         }
         if live.logprobs is not None:
             body["completion_probabilities"] = _probabilities(
@@ -107,7 +107,7 @@ class LlamaAnswer(CompletionAnswer):
             "id_slot": NO_SLOT,
             "stop": True,
             "tokens_predicted": len(ids),
-            "tokens_evaluated": len(output.prompt_token_ids),
+            "tokens_evaluated": output.num_prompt_tokens,
             **self._end(job, output, completion),
         }
         if completion.logprobs is not None:
@@ -155,7 +155,7 @@ def timings_of(output: RequestOutput, predicted: int) -> Json:
     """Return the times of reading a prompt and of `predicted` tokens, in milliseconds, and what follows from them."""
     metrics, cached = output.metrics, output.num_cached_tokens or 0
     begun, read = metrics.scheduled_time, metrics.first_step_time
-    prompt = len(output.prompt_token_ids) - cached
+    prompt = output.num_prompt_tokens - cached
     prompt_ms = 1000 * (read - begun) if begun is not None and read is not None else 0.0
     since = perf_counter() - read if read is not None else 0.0
     predicted_ms = 1000 * (metrics.generation_time or since)

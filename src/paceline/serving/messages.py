@@ -311,7 +311,7 @@ class MessageTranslation(Translation):
 
     def _usage(self) -> Json:
         """Return the counts of tokens, in Anthropic's words; what the cache had does not count as input."""
-        prompt = len(self.run.reply.jobs[0].prompt.tokens)
+        prompt = self.run.reply.jobs[0].prompt_tokens
         cached = self.run.usage["prompt_tokens_details"]["cached_tokens"]
         return {
             "input_tokens": prompt - cached,
@@ -400,4 +400,4 @@ class MessageRoutes:
             raise error.renamed(CHAT_NAMES) from None
         except PacelineError as error:
             raise named(error, chat).renamed(CHAT_NAMES) from None
-        return json_response({"input_tokens": len(job.prompt.tokens)})
+        return json_response({"input_tokens": job.prompt_tokens})

@@ -25,6 +25,8 @@ def named(error: PacelineError, request: DecodingRequest | TokenizeRequest) -> A
     fault, the field of the prompt.
     """
     text = str(error)
+    if isinstance(request, CompletionRequest):
+        text = text.replace("an encoder_prompt", "a prompt")
     words = (match[1] for pattern in (FIELD, QUOTED) if (match := pattern.search(text)) is not None)
     param = next((word for word in words if word in type(request).model_fields), None)
     if param is None and isinstance(error, PromptError):

@@ -18,6 +18,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from paceline.async_llm import AsyncLLM
@@ -27,7 +28,7 @@ from paceline.serving.api_errors import ApiError
 from paceline.serving.event_stream import EventStream
 from paceline.serving.field_notes import NOTES
 from paceline.serving.keys import NO_LIMITS, limits_by_owner
-from paceline.serving.limits import FORM_BYTES, TRANSCRIPTIONS, TRANSLATIONS, Slots, allowed_priority
+from paceline.serving.limits import FORM_BYTES, TRANSCRIPTIONS, TRANSLATIONS, BodyError, Slots, allowed_priority
 from paceline.serving.metrics import Metrics
 from paceline.serving.places import OWNER, Places
 from paceline.serving.request_log import CLOSED, LogFields
@@ -254,6 +255,10 @@ class TranscriptionRoutes:
                 return asked, await file.read()
         except ClientDisconnect:
             raise ApiError("the body did not arrive") from None
+        except BodyError:
+            raise
+        except HTTPException as error:  # of what reads forms
+            raise _no_form(error.detail) from None
 
     async def _samples(self, data: bytes) -> Samples:
         read = partial(load_audio, data, limits=self._of_audio, isolated=True)
@@ -329,6 +334,16 @@ class TranscriptionRoutes:
         except ApiError as error:
             yield event(error.body())
         yield b"data: [DONE]\n\n"
+
+
+def _no_form(why: str) -> ApiError:
+    """Return what is wrong with a form in words that say what to do."""
+    if why.startswith("Too many files"):
+        return ApiError("file must be one audio file, got more; send a request for each", param="file")
+    if why.startswith("Missing boundary"):
+        why = "file cannot be read: the Content-Type names no boundary; let the HTTP client write that header"
+        return ApiError(why, param="file")
+    return ApiError(why)
 
 
 def _told(transcript: Transcript, asked: TranscriptionRequest) -> Response:
