@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from command import Command, arrive
 from tiny_whisper import sound, wav
 
 from paceline import LLM
+from paceline.cli.live_audio import AudioSource
 from paceline.speech import Transcript, write_transcript
 from paceline.transcriber import HeardWindow, Transcriber
 
@@ -194,6 +197,20 @@ def test_captions_of_a_file_that_grows(run: Command, whisper: Path, tmp_path: Pa
     assert found.code == 0
     assert "audio        6.0 s" in found.err, "all of it was read"
     assert found.out.split()
+
+
+def test_standard_input_that_waits_is_left_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that stays in its buffer makes Python abort at its end."""
+    reader, writer = os.pipe()
+    before = threading.active_count()
+    with os.fdopen(writer, "wb", 0) as stream, os.fdopen(reader) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        source = AudioSource("-", 5.0)
+        with source.reading():
+            stream.write(raw(0.1))
+            assert len(source.come(0.5)) == 1600
+        left = threading.active_count()
+    assert left == before
 
 
 def test_a_stream_that_is_no_audio(run: Command, whisper: Path) -> None:
