@@ -116,6 +116,40 @@ def test_what_was_understood_before_ctrl_c_is_kept(
     assert whole.startswith(kept)
 
 
+@pytest.mark.parametrize("to_file", [True, False])
+def test_ctrl_c_before_anything_is_understood_writes_nothing(
+    run: Command, to_file: bool, whisper: Path, talk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> Iterator[HeardWindow]:
+        arrive(signal.SIGINT)
+        yield from ()
+
+    out = tmp_path / "talk.srt"
+    out.write_text("of an earlier run")
+    monkeypatch.setattr(Transcriber, "stream", interrupted)
+    more = ("-o", out) if to_file else ()
+    found = run("transcribe", talk, "-m", whisper, "--format", "srt" if to_file else "json", *more, *FAST)
+    assert (found.code, found.out, found.line) == (130, "", "interrupted")
+    assert out.read_text() == "of an earlier run"
+
+
+def test_a_file_is_replaced_as_a_whole(
+    run: Command, whisper: Path, talk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "talk.txt"
+    out.write_text("of an earlier run")
+
+    def full(path: Path, *arguments: Any, **more: Any) -> int:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    found = run("transcribe", talk, "-m", whisper, "-o", out, *FAST)
+    assert found.code == 2
+    assert "No space left on device" in found.line
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("talk.txt", "of an earlier run")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

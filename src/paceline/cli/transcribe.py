@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from paceline.cli.interrupts import INTERRUPTED, TerminatedToo
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.terminal import HARMLESS, counted, progress_bar, remark
 from paceline.errors import ConfigError, PromptError
-from paceline.utils import choice, near_file
+from paceline.utils import choice, near_file, replacing
 
 if TYPE_CHECKING:
     from paceline.speech import Samples, Transcript
@@ -195,7 +196,7 @@ def _stem(name: str) -> str:
 def _files(
     transcriber: Transcriber, params: TranscriptionParams, jobs: Sequence[Job], form: str, *, words: bool
 ) -> tuple[list[str], bool]:
-    """Lines on what it took, and whether a signal ended it; what was understood until then is written."""
+    """Lines on what it took, and whether a signal ended it; what was understood until then, if anything, is written."""
     seconds, audio, ended = 0.0, 0.0, False
     for job in jobs:
         samples = _read(job.name)
@@ -204,7 +205,8 @@ def _files(
         seconds += perf_counter() - start
         audio += transcript.duration
         heading = f"--- {job.name} ---" if len(jobs) > 1 and form == "txt" else ""
-        _write(transcript, job, form, heading, words=words)
+        if transcript.segments or not ended:
+            _write(transcript, job, form, heading, words=words)
         if ended:
             break
     return speech_figures(transcriber.costs, audio, seconds), ended
@@ -252,8 +254,14 @@ def _write(transcript: Transcript, job: Job, form: str, heading: str, *, words: 
 
     text = write_transcript(transcript, form, words=words and form != "json")
     if job.output is not None:
+        whole = text if text.endswith("\n") else f"{text}\n"
         with outputs.writing("--output", job.output):
-            job.output.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
+            file = job.output.resolve()
+            if (file.exists() and not file.is_file()) or not os.access(file.parent, os.W_OK):  # as a device
+                file.write_text(whole, encoding="utf-8")
+                return
+            with replacing(file) as fresh:
+                fresh.write_text(whole, encoding="utf-8")
         return
     if heading:
         print(heading)
