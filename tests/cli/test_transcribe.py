@@ -253,6 +253,25 @@ def test_a_stream_that_is_no_audio(run: Command, whisper: Path) -> None:
     assert "begins like a WAV file" in found.line
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "line"),
+    [
+        ("talk.mp3", b"ID3\4" + bytes(4000), "of the kind mp3"),
+        ("talk.wav", b"no audio at all", "not its header"),
+        ("talk.raw", b"", "before any sample came"),
+        ("talk.WAV", b"RIFF\0\0\0\0WAVEfmt ", "within the header"),
+    ],
+)
+def test_captions_of_files_that_are_no_audio(
+    run: Command, name: str, data: bytes, line: str, whisper: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(data)
+    found = run("transcribe", file, *LIVE, "--live-wait", 0.2, "-m", whisper, *FAST)
+    assert (found.code, found.out) == (2, "")
+    assert line in found.line
+
+
 def test_other_commands_and_models_that_read_speech(run: Command, whisper: Path) -> None:
     found = run("verify", "-m", whisper, *FAST)
     assert (found.code, "reads speech, no text" in found.line) == (2, True)

@@ -100,7 +100,8 @@ class AudioSource:
     def __init__(self, name: str, wait: float) -> None:
         from paceline.speech import PcmStream
 
-        self._name, self._wait, self._stream = name, wait, PcmStream()
+        self._name, self._wait = name, wait
+        self._stream = PcmStream(wav=Path(name).suffix.lower() == ".wav")
         self._queue: Queue[bytes | PacelineError | None] = Queue(WAITING)
         self._stop = threading.Event()
         self.ended = False
