@@ -19,6 +19,8 @@ from tiny_whisper import sound, wav
 
 from paceline import LLM
 from paceline.cli.live_audio import AudioSource
+from paceline.cli.main import main
+from paceline.errors import PromptError
 from paceline.speech import Transcript, write_transcript
 from paceline.transcriber import HeardWindow, Transcriber
 
@@ -190,6 +192,18 @@ def test_files_that_are_no_audio(run: Command, whisper: Path, tmp_path: Path) ->
     found = run("transcribe", file, "-m", whisper, *FAST)
     assert found.code == 2
     assert "cannot be read as audio" in found.line
+
+
+def test_decoders_say_nothing_beside_us(
+    whisper: Path, talk: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def talks(*arguments: Any) -> None:
+        os.write(2, b"Warning: Xing stream size off by more than 1%\n")
+        raise PromptError("talk.mp3 is cut off")
+
+    monkeypatch.setattr("paceline.speech.load_audio", talks)
+    assert main(["transcribe", str(talk), "-m", str(whisper), *FAST]) == 2
+    assert capfd.readouterr().err == "paceline: talk.mp3 is cut off\n"
 
 
 # ------------------------------------------------------------------------------------------------ live

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -215,7 +216,26 @@ def _files(
 def _read(name: str) -> Samples:
     from paceline.speech import load_audio
 
-    return load_audio(sys.stdin.buffer.read() if name == "-" else Path(name))
+    source = sys.stdin.buffer.read() if name == "-" else Path(name)
+    with _silenced():
+        return load_audio(source)
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """In this block nothing is written to standard error: decoders do that on their own, beside what we say."""
+    try:
+        before = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def _transcribed(transcriber: Transcriber, params: TranscriptionParams, samples: Samples) -> tuple[Transcript, bool]:
