@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +18,9 @@ from command import Command, arrive
 from tiny_whisper import sound, wav
 
 from paceline import LLM
+from paceline.cli.live_audio import AudioSource
+from paceline.cli.main import main
+from paceline.errors import PromptError
 from paceline.speech import Transcript, write_transcript
 from paceline.transcriber import HeardWindow, Transcriber
 
@@ -113,6 +118,40 @@ def test_what_was_understood_before_ctrl_c_is_kept(
     assert whole.startswith(kept)
 
 
+@pytest.mark.parametrize("to_file", [True, False])
+def test_ctrl_c_before_anything_is_understood_writes_nothing(
+    run: Command, to_file: bool, whisper: Path, talk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> Iterator[HeardWindow]:
+        arrive(signal.SIGINT)
+        yield from ()
+
+    out = tmp_path / "talk.srt"
+    out.write_text("of an earlier run")
+    monkeypatch.setattr(Transcriber, "stream", interrupted)
+    more = ("-o", out) if to_file else ()
+    found = run("transcribe", talk, "-m", whisper, "--format", "srt" if to_file else "json", *more, *FAST)
+    assert (found.code, found.out, found.line) == (130, "", "interrupted")
+    assert out.read_text() == "of an earlier run"
+
+
+def test_a_file_is_replaced_as_a_whole(
+    run: Command, whisper: Path, talk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "talk.txt"
+    out.write_text("of an earlier run")
+
+    def full(path: Path, *arguments: Any, **more: Any) -> int:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    found = run("transcribe", talk, "-m", whisper, "-o", out, *FAST)
+    assert found.code == 2
+    assert "No space left on device" in found.line
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("talk.txt", "of an earlier run")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -153,6 +192,18 @@ def test_files_that_are_no_audio(run: Command, whisper: Path, tmp_path: Path) ->
     found = run("transcribe", file, "-m", whisper, *FAST)
     assert found.code == 2
     assert "cannot be read as audio" in found.line
+
+
+def test_decoders_say_nothing_beside_us(
+    whisper: Path, talk: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def talks(*arguments: Any) -> None:
+        os.write(2, b"Warning: Xing stream size off by more than 1%\n")
+        raise PromptError("talk.mp3 is cut off")
+
+    monkeypatch.setattr("paceline.speech.load_audio", talks)
+    assert main(["transcribe", str(talk), "-m", str(whisper), *FAST]) == 2
+    assert capfd.readouterr().err == "paceline: talk.mp3 is cut off\n"
 
 
 # ------------------------------------------------------------------------------------------------ live
@@ -196,10 +247,43 @@ def test_captions_of_a_file_that_grows(run: Command, whisper: Path, tmp_path: Pa
     assert found.out.split()
 
 
+def test_standard_input_that_waits_is_left_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that stays in its buffer makes Python abort at its end."""
+    reader, writer = os.pipe()
+    before = threading.active_count()
+    with os.fdopen(writer, "wb", 0) as stream, os.fdopen(reader) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        source = AudioSource("-", 5.0)
+        with source.reading():
+            stream.write(raw(0.1))
+            assert len(source.come(0.5)) == 1600
+        left = threading.active_count()
+    assert left == before
+
+
 def test_a_stream_that_is_no_audio(run: Command, whisper: Path) -> None:
     found = run("transcribe", *LIVE, "-m", whisper, *FAST, stdin=b"RIFF\0\0\0\0AVI LIST" + bytes(100))
     assert found.code == 2
     assert "begins like a WAV file" in found.line
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "line"),
+    [
+        ("talk.mp3", b"ID3\4" + bytes(4000), "of the kind mp3"),
+        ("talk.wav", b"no audio at all", "not its header"),
+        ("talk.raw", b"", "before any sample came"),
+        ("talk.WAV", b"RIFF\0\0\0\0WAVEfmt ", "within the header"),
+    ],
+)
+def test_captions_of_files_that_are_no_audio(
+    run: Command, name: str, data: bytes, line: str, whisper: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(data)
+    found = run("transcribe", file, *LIVE, "--live-wait", 0.2, "-m", whisper, *FAST)
+    assert (found.code, found.out) == (2, "")
+    assert line in found.line
 
 
 def test_other_commands_and_models_that_read_speech(run: Command, whisper: Path) -> None:

@@ -54,3 +54,47 @@ def test_other_samples_are_named(change: dict[str, int]) -> None:
         read(head + b"data\0\0\0\0", 10)
     with pytest.raises(PromptError, match="begins like a WAV file"):
         read(b"RIFF\0\0\0\0AVI LIST" + bytes(100), 10)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 4096])
+@pytest.mark.parametrize(
+    ("begin", "kind"),
+    [
+        (b"ID3\4", "mp3"),
+        ((b"\xff\xfb\x90\x64" + bytes(413)) * 4, "mp3"),
+        ((b"\xff\xf3\x40\xc4" + bytes(140)) * 9, "mp3"),
+        (b"fLaC", "flac"),
+        (b"OggS", "ogg"),
+    ],
+)
+def test_other_files_are_named(piece: int, begin: bytes, kind: str) -> None:
+    with pytest.raises(PromptError, match=rf"the stream is a file of the kind {kind}; "):
+        read(begin + bytes(2000), piece)
+
+
+@pytest.mark.parametrize("begin", [b"\xff\xfb", b"\xff\xff", b"I", b"fLa", b"ID"])
+@pytest.mark.parametrize("size", [2, 100, 4000])
+def test_raw_samples_that_begin_much_like_other_files(begin: bytes, size: int) -> None:
+    assert len(read(begin + bytes(size), 3)) == (len(begin) + size) // 2
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"", "ended before any sample came"),
+        (b"\0", "ended before any sample came"),
+        (tiny_whisper.wav(tiny_whisper.sound(0.1))[:44], "ended before any sample came"),
+        (tiny_whisper.wav(tiny_whisper.sound(0.1))[:43], "within the header"),
+        (b"RIFF", "within the header"),
+    ],
+)
+def test_streams_that_hold_nothing(data: bytes, line: str) -> None:
+    with pytest.raises(PromptError, match=line):
+        read(data, 5)
+
+
+def test_a_header_that_must_be_there() -> None:
+    with pytest.raises(PromptError, match="has the name of a WAV file and not its header"):
+        PcmStream(wav=True).feed(b"no audio at all")
+    file, stream = tiny_whisper.wav(tiny_whisper.sound(0.2)), PcmStream(wav=True)
+    assert sum(len(stream.feed(file[at : at + 1])) for at in range(len(file))) == 3200

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 import threading
 import time
@@ -10,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
+from select import select
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
@@ -32,6 +35,9 @@ WAITING: Final = 4 * 3600
 
 LOOK: Final = 0.1
 """Seconds after which a file is looked at again."""
+
+JOIN: Final = 2.0
+"""Seconds that the thread which reads is waited for."""
 
 
 def captions(live: LiveTranscriber, source: AudioSource, form: str, pace: Pace) -> tuple[float, bool]:
@@ -94,7 +100,8 @@ class AudioSource:
     def __init__(self, name: str, wait: float) -> None:
         from paceline.speech import PcmStream
 
-        self._name, self._wait, self._stream = name, wait, PcmStream()
+        self._name, self._wait = name, wait
+        self._stream = PcmStream(wav=Path(name).suffix.lower() == ".wav")
         self._queue: Queue[bytes | PacelineError | None] = Queue(WAITING)
         self._stop = threading.Event()
         self.ended = False
@@ -108,6 +115,7 @@ class AudioSource:
             yield
         finally:
             self._stop.set()
+            thread.join(JOIN)
 
     def come(self, seconds: float) -> Samples:
         """(n,) samples that have come, and come within so many seconds.
@@ -130,7 +138,7 @@ class AudioSource:
     def _read(self) -> None:
         try:
             if self._name == "-":
-                self._pass_on(cast("BufferedReader", sys.stdin.buffer).read1)
+                self._pass_on(self._standard_input())
             else:
                 with Path(self._name).open("rb") as file:
                     self._pass_on(lambda size: self._grown(file.read, size))
@@ -141,6 +149,22 @@ class AudioSource:
     def _pass_on(self, read: Callable[[int], bytes]) -> None:
         while not self._stop.is_set() and (data := read(PIECE)):
             self._queue.put(data)
+
+    def _standard_input(self) -> Callable[[int], bytes]:
+        """Reads it past its buffer, whose lock Python cannot take at its end while a thread waits in it."""
+        try:
+            handle = sys.stdin.fileno()
+        except io.UnsupportedOperation:
+            handle = -1
+        if handle < 0 or os.name != "posix":  # elsewhere `select` knows sockets only
+            return cast("BufferedReader", sys.stdin.buffer).read1
+        return lambda size: self._come_in(handle, size)
+
+    def _come_in(self, handle: int, size: int) -> bytes:
+        while not self._stop.is_set():
+            if select([handle], [], [], LOOK)[0]:
+                return os.read(handle, size)
+        return b""
 
     def _grown(self, read: Callable[[int], bytes], size: int) -> bytes:
         """What a file has more than before; nothing after it has not grown for long."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +19,7 @@ from paceline.cli.interrupts import INTERRUPTED, TerminatedToo
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.terminal import HARMLESS, counted, progress_bar, remark
 from paceline.errors import ConfigError, PromptError
-from paceline.utils import choice, near_file
+from paceline.utils import choice, near_file, replacing
 
 if TYPE_CHECKING:
     from paceline.speech import Samples, Transcript
@@ -195,7 +197,7 @@ def _stem(name: str) -> str:
 def _files(
     transcriber: Transcriber, params: TranscriptionParams, jobs: Sequence[Job], form: str, *, words: bool
 ) -> tuple[list[str], bool]:
-    """Lines on what it took, and whether a signal ended it; what was understood until then is written."""
+    """Lines on what it took, and whether a signal ended it; what was understood until then, if anything, is written."""
     seconds, audio, ended = 0.0, 0.0, False
     for job in jobs:
         samples = _read(job.name)
@@ -204,7 +206,8 @@ def _files(
         seconds += perf_counter() - start
         audio += transcript.duration
         heading = f"--- {job.name} ---" if len(jobs) > 1 and form == "txt" else ""
-        _write(transcript, job, form, heading, words=words)
+        if transcript.segments or not ended:
+            _write(transcript, job, form, heading, words=words)
         if ended:
             break
     return speech_figures(transcriber.costs, audio, seconds), ended
@@ -213,7 +216,26 @@ def _files(
 def _read(name: str) -> Samples:
     from paceline.speech import load_audio
 
-    return load_audio(sys.stdin.buffer.read() if name == "-" else Path(name))
+    source = sys.stdin.buffer.read() if name == "-" else Path(name)
+    with _silenced():
+        return load_audio(source)
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """In this block nothing is written to standard error: decoders do that on their own, beside what we say."""
+    try:
+        before = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def _transcribed(transcriber: Transcriber, params: TranscriptionParams, samples: Samples) -> tuple[Transcript, bool]:
@@ -252,8 +274,14 @@ def _write(transcript: Transcript, job: Job, form: str, heading: str, *, words: 
 
     text = write_transcript(transcript, form, words=words and form != "json")
     if job.output is not None:
+        whole = text if text.endswith("\n") else f"{text}\n"
         with outputs.writing("--output", job.output):
-            job.output.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
+            file = job.output.resolve()
+            if (file.exists() and not file.is_file()) or not os.access(file.parent, os.W_OK):  # as a device
+                file.write_text(whole, encoding="utf-8")
+                return
+            with replacing(file) as fresh:
+                fresh.write_text(whole, encoding="utf-8")
         return
     if heading:
         print(heading)

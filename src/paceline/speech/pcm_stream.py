@@ -1,7 +1,7 @@
 """Audio that comes piece by piece, of which no end is known: bytes become samples as they come.
 
 What begins with the header of a WAV file of 16-bit integers is read as that, at its rate and with its channels; all
-else is raw: 16 kHz, mono, 16-bit integers, least byte first.
+else is raw: 16 kHz, mono, 16-bit integers, least byte first; but for files that are known by how they begin.
 """
 
 from __future__ import annotations
@@ -21,6 +21,15 @@ FULL_SCALE: Final = 1 << 15
 PCM: Final = (1, 0xFFFE)
 """Formats of WAV files: integers, and "extensible", which is integers where samples have 16 bits."""
 
+OTHERS: Final = {b"ID3": "mp3", b"fLaC": "flac", b"OggS": "ogg", b"FORM": "aiff", b"\x1a\x45\xdf\xa3": "webm or mkv"}
+"""How files begin that hold no plain samples -> what they are."""
+
+MP3_FRAMES: Final = {bytes([0xFF, second]) for second in (0xE2, 0xE3, 0xF2, 0xF3, 0xFA, 0xFB)}
+"""Bytes by which each frame of an mp3 file begins; loud noise may begin so too, but does not go on so."""
+
+MP3_FRAME: Final = 24, 1500
+"""Bytes of the least and the largest frame."""
+
 MOST_HEADER: Final = 1 << 16
 RATES: Final = (1_000, 768_000)
 MOST_CHANNELS: Final = 8
@@ -29,20 +38,23 @@ MOST_CHANNELS: Final = 8
 class PcmStream:
     """Reads a stream of audio.
 
+    Args:
+        wav: it must have the header of a WAV file.
+
     Attributes:
         rate, channels: of what comes in.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, wav: bool = False) -> None:
         self.rate, self.channels = RATE, 1
-        self._bytes, self._begun = b"", False
+        self._wav, self._bytes, self._begun, self._any = wav, b"", False, False
         self._resampler: Any = None
 
     def feed(self, data: bytes) -> Samples:
         """(n,) mono samples at 16 kHz that these bytes complete; none until a header is whole.
 
         Raises:
-            PromptError: a WAV file that holds something else than 16-bit integers.
+            PromptError: a file of another kind, or a WAV file that holds something else than 16-bit integers.
             ConfigError: another rate, where the extra that resamples is not installed.
         """
         self._bytes += data
@@ -51,14 +63,23 @@ class PcmStream:
         return self._samples(last=False) if self._begun else np.zeros(0, np.float32)
 
     def finish(self) -> Samples:
-        """The samples that are left at the end; a sample that is not whole is dropped."""
-        return self._samples(last=True)
+        """The samples that are left at the end; a sample that is not whole is dropped.
+
+        Raises:
+            PromptError: there were none at all, or the header of a WAV file is cut off.
+        """
+        if not self._begun and self._bytes[:4] == b"RIFF":
+            raise PromptError("the stream ends within the header of a WAV file; send the whole of it")
+        found = self._samples(last=True)
+        if not self._any:
+            raise PromptError("the stream ended before any sample came; send 16-bit PCM")
+        return found
 
     def _read_header(self) -> bool:
         """Whether the samples begin now."""
         data = self._bytes
         if data[:4] != b"RIFF"[: len(data)]:
-            return True
+            return self._is_raw()
         place = 12
         while len(data) >= place + 8:
             name, length = struct.unpack_from("<4sI", data, place)
@@ -71,6 +92,20 @@ class PcmStream:
         if data[8:12] != b"WAVE"[: len(data[8:12])] or len(data) > MOST_HEADER:
             raise PromptError("the stream begins like a WAV file and holds no samples; send 16-bit PCM")
         return False
+
+    def _is_raw(self) -> bool:
+        """Whether this is known by now."""
+        data, (least, most) = self._bytes, MP3_FRAME
+        kind = next((kind for magic, kind in OTHERS.items() if data.startswith(magic)), "")
+        is_frame = data[:2] in MP3_FRAMES
+        if is_frame and data.find(data[:2], least, most) > 0:
+            kind = "mp3"
+        if kind:
+            raise PromptError(f"the stream is a file of the kind {kind}; send 16-bit PCM, or transcribe it as a whole")
+        if self._wav:
+            raise PromptError("the file has the name of a WAV file and not its header; send 16-bit PCM with a header")
+        short = any(magic.startswith(data) for magic in (*OTHERS, *MP3_FRAMES))
+        return not short and not (is_frame and len(data) < most)
 
     def _read_format(self, found: tuple[int, ...]) -> None:
         kind, channels, rate, _, _, bits = found
@@ -87,7 +122,7 @@ class PcmStream:
         size = 2 * self.channels
         whole = len(self._bytes) // size * size
         found = np.frombuffer(self._bytes[:whole], "<i2").reshape(-1, self.channels)
-        self._bytes = self._bytes[whole:]
+        self._bytes, self._any = self._bytes[whole:], self._any or whole > 0
         mono: Samples = found.mean(axis=1, dtype=np.float32) / np.float32(FULL_SCALE) if whole else _NOTHING
         return mono if self.rate == RATE else self._resampled(mono, last=last)
 
