@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import tiny_whisper
-from command import Command, arrive
+from command import Command, Terminal, arrive
 from tiny_whisper import sound, wav
 
 from paceline import LLM
@@ -169,6 +169,14 @@ def test_a_file_is_replaced_as_a_whole(
         (("TALK", "--live", "-o", "x.txt"), "--live prints words as they come"),
         (("TALK", "--live", "--cpu-share", "0"), "cpu_share must be a number above 0 and up to 1"),
         (("nowhere.wav", "--live"), "'nowhere.wav' must be an audio file that grows"),
+        (("TALK", "--live", "--live-wait", "-1"), "--live-wait must be a number of seconds of 0 or more, got -1.0"),
+        (("TALK", "--live", "--live-wait", "nan"), "--live-wait must be a number of seconds of 0 or more, got nan"),
+        (("TALK", "--cpu-share", "0.3"), "--cpu-share is for captions; add --live"),
+        (("TALK", "--live-wait", "5"), "--live-wait is for captions; add --live"),
+        (("TALK", "--words"), "--words has no effect on txt; add --format srt, vtt or verbose_json"),
+        (("TALK", "--words", "--format", "json"), "--words has no effect on json; add"),
+        (("TALK", "--words", "--live"), "--words has no effect on a text; add --format json"),
+        ((), "name files, as in `paceline transcribe talk.wav`"),
     ],
 )
 def test_wrong_values(
@@ -179,6 +187,24 @@ def test_wrong_values(
     found = run("transcribe", *words, "-m", whisper, *FAST)
     assert found.code == 2
     assert line in found.line
+
+
+def test_all_files_are_checked_before_the_model(
+    run: Command, talk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda name, mode: Path(name) != tmp_path / "b.wav" and access(name, mode))
+    (tmp_path / "b.wav").write_bytes(b"RIFF")
+    found = run("transcribe", talk, tmp_path / "b.wav", "-m", tmp_path / "no model")
+    assert (found.code, "b.wav' may not be read by you" in found.line) == (2, True)
+
+
+def test_a_terminal_without_names(
+    talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert main(["transcribe", "-m", str(talk)]) == 2
+    assert capsys.readouterr().err.startswith("paceline: name files")
 
 
 def test_models_that_read_no_speech(run: Command, talk: Path, tiny: Path) -> None:

@@ -19,7 +19,7 @@ from paceline.cli.interrupts import INTERRUPTED, TerminatedToo
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.terminal import HARMLESS, counted, progress_bar, remark
 from paceline.errors import ConfigError, PromptError
-from paceline.utils import choice, near_file, replacing
+from paceline.utils import choice, near_file, number, replacing
 
 if TYPE_CHECKING:
     from paceline.speech import Samples, Transcript
@@ -29,6 +29,11 @@ ENDINGS: Final = {"txt": "txt", "srt": "srt", "vtt": "vtt", "json": "json", "ver
 """Formats -> how names of their files end."""
 
 LIVE_FORMATS: Final = ("txt", "json")
+SHARE: Final = 0.5
+WAIT: Final = 5.0
+"""Defaults of --cpu-share and --live-wait."""
+
+NO_NAMES: Final = "name files, as in `paceline transcribe talk.wav`, or send one to standard input, which has none"
 LONG: Final = 30.0
 """Seconds of audio from which on progress is shown."""
 
@@ -62,11 +67,14 @@ Live = Annotated[
     ),
 ]
 CpuShare = Annotated[
-    float, typer.Option("--cpu-share", metavar="FLOAT", help="Share of the time that --live may work.")
+    float | None,
+    typer.Option("--cpu-share", metavar="FLOAT", help="Share of the time that --live may work; default: 0.5."),
 ]
 LiveWait = Annotated[
-    float,
-    typer.Option("--live-wait", metavar="SECONDS", help="A file that has not grown for so long has ended; for --live."),
+    float | None,
+    typer.Option(
+        "--live-wait", metavar="SECONDS", help="For --live: a file that has not grown so long has ended; default: 5."
+    ),
 ]
 Stats = Annotated[bool, typer.Option("--stats", help="Print on standard error what it took.")]
 
@@ -83,17 +91,23 @@ def command(
     words: Words = False,
     output: Output = None,
     live: Live = False,
-    cpu_share: CpuShare = 0.5,
-    live_wait: LiveWait = 5.0,
+    cpu_share: CpuShare = None,
+    live_wait: LiveWait = None,
     stats: Stats = False,
     flag_values: dict[str, Any],
 ) -> None:
     """Write down what is said in audio files, or live."""
     choice("--format", form, LIVE_FORMATS if live else tuple(ENDINGS))
-    params = _params(flag_values, language, task, prompt, temperature, words=words and form != "json")
+    _check_words(form, words=words, live=live)
+    params = _params(flag_values, language, task, prompt, temperature, words=words)
     names = audios or ["-"]
+    share, wait = SHARE if cpu_share is None else cpu_share, WAIT if live_wait is None else live_wait
     if live:
-        _check_live(names, output, cpu_share)
+        _check_live(names, output, share, wait)
+    elif (cpu_share, live_wait) != (None, None):
+        raise ConfigError(f"{'--live-wait' if cpu_share is None else '--cpu-share'} is for captions; add --live")
+    elif not audios and sys.stdin.isatty():
+        raise PromptError(NO_NAMES)
     jobs = [] if live else _jobs(names, form, output)
     need_model(flag_values)
     start = perf_counter()
@@ -107,8 +121,8 @@ def command(
     transcriber.check(params)
     with TerminatedToo():
         if live:
-            source = live_audio.AudioSource(names[0], live_wait)
-            captions, pace = LiveTranscriber(transcriber, params), Pace(cpu_share)
+            source = live_audio.AudioSource(names[0], wait)
+            captions, pace = LiveTranscriber(transcriber, params), Pace(share)
             seconds, ended = live_audio.captions(captions, source, form, pace)
             told = speech_figures(transcriber.costs, seconds, pace.busy)
             words_told = f"{counted(captions.updates, 'transcript')}, {counted(len(captions.stable), 'word')}"
@@ -167,9 +181,8 @@ def _jobs(names: Sequence[str], form: str, output: Path | None) -> list[Job]:
         ConfigError: a place where nothing can be written, or two texts for one.
     """
     for name in names:
-        if name != "-" and not Path(name).is_file():
-            got = "a folder" if Path(name).is_dir() else "no file"
-            raise PromptError(f"{name!r} must be an audio file, got {got}{near_file(Path(name))}")
+        if name != "-":
+            _check_file(Path(name))
     if names.count("-") > 1:
         raise ConfigError("standard input can be read once; give - once")
     if output is None:
@@ -188,6 +201,19 @@ def _jobs(names: Sequence[str], form: str, output: Path | None) -> list[Job]:
             raise ConfigError(f"several texts would go to {str(job.output)!r}; transcribe these audios one by one")
         outputs.must_be_writable("--output", job.output)
     return jobs
+
+
+def _check_file(path: Path) -> None:
+    """Reject what cannot be read.
+
+    Raises:
+        PromptError: it is not there, is no file, or may not be read.
+    """
+    if not path.is_file():
+        got = "a folder" if path.is_dir() else "no file"
+        raise PromptError(f"{str(path)!r} must be an audio file, got {got}{near_file(path)}")
+    if not os.access(path, os.R_OK):
+        raise PromptError(f"{str(path)!r} may not be read by you; name another file, or change its permissions")
 
 
 def _stem(name: str) -> str:
@@ -217,6 +243,8 @@ def _read(name: str) -> Samples:
     from paceline.speech import load_audio
 
     source = sys.stdin.buffer.read() if name == "-" else Path(name)
+    if source == b"":
+        raise PromptError(NO_NAMES)
     with _silenced():
         return load_audio(source)
 
@@ -272,7 +300,7 @@ def _with_progress(stream: Iterator[Any], duration: float) -> Iterator[Any]:
 def _write(transcript: Transcript, job: Job, form: str, heading: str, *, words: bool) -> None:
     from paceline.speech import write_transcript
 
-    text = write_transcript(transcript, form, words=words and form != "json")
+    text = write_transcript(transcript, form, words=words)
     if job.output is not None:
         whole = text if text.endswith("\n") else f"{text}\n"
         with outputs.writing("--output", job.output):
@@ -289,11 +317,25 @@ def _write(transcript: Transcript, job: Job, form: str, heading: str, *, words: 
     print(shown.translate(HARMLESS) if sys.stdout.isatty() else shown, flush=True)
 
 
-def _check_live(names: Sequence[str], output: Path | None, cpu_share: float) -> None:
+def _check_words(form: str, *, words: bool, live: bool) -> None:
+    """Reject times of words where the text shows none.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if words and live and form == "txt":
+        raise ConfigError("--words has no effect on a text; add --format json to see the time of each word")
+    if words and not live and form in ("txt", "json"):
+        raise ConfigError(
+            f"--words has no effect on {form}; add --format srt, vtt or verbose_json to see times of words"
+        )
+
+
+def _check_live(names: Sequence[str], output: Path | None, cpu_share: float, live_wait: float) -> None:
     """Reject what captions have not.
 
     Raises:
-        ConfigError: several audios, an output, or no share.
+        ConfigError: several audios, an output, no share, or a time that is none.
     """
     from paceline.live_transcriber import Pace
 
@@ -302,6 +344,7 @@ def _check_live(names: Sequence[str], output: Path | None, cpu_share: float) -> 
     if output is not None:
         raise ConfigError("--live prints words as they come; leave --output out, or send them on with > FILE")
     Pace(cpu_share)
+    number("--live-wait", live_wait, 0.0, 1e6, "be a number of seconds of 0 or more")
     if names[0] == "-" and sys.stdin.isatty():
         raise PromptError("--live reads audio on standard input, which is a terminal; send it through a pipe")
     if names[0] != "-" and not Path(names[0]).is_file():
