@@ -61,7 +61,7 @@ def test_captions_of_a_model_in_one_call(llm: LLM) -> None:
 
 def test_nothing_is_transcribed_without_new_audio(llm: LLM) -> None:
     live = LiveTranscriber(Transcriber(llm), TranscriptionParams(language="en", thresholds=ALL))
-    assert live.update() == live.finish() == []
+    assert live.update() == []
     live.feed(tiny_whisper.sound(2))
     assert live.new_seconds == 2.0
     live.update()

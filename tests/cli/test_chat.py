@@ -204,9 +204,14 @@ def test_at_a_terminal(tmp_path: Path) -> None:
     flags = ("--dtype", "float32", "--threads", "1", "--max-tokens", "1500", "--ignore-eos", "--seed", "1")
     talk, file = Terminal(tmp_path, *flags), tmp_path / "kept.jsonl"
     assert "/help lists commands" in talk.type("", until="> ")
-    talk.type("Count to a thousand.\r", until="thousand.")
-    talk.type("", until="1")  # it answers
-    assert "the conversation goes on" in talk.type("\x03", until="> ")
+    for _ in range(10):  # an answer may end before the key is pressed
+        talk.type("Count to a thousand.\r", until="thousand.")
+        talk.type("", until="1")  # it answers
+        if "the conversation goes on" in talk.type("\x03", until="> "):
+            break
+        talk.type("/reset\r", until="> ")
+    else:
+        raise AssertionError("Ctrl-C stopped no answer")
     talk.press_until("\x03", until="/exit or Ctrl-D ends")
     talk.type("\x1b[200~/system two\nlines\x1b[201~\r", until="replaced")
     talk.type(f"/save {file}\r", until="3 messages in")

@@ -102,17 +102,18 @@ def targets(spec: ModelSpec) -> Iterator[CanonicalTensor]:
     """All canonical tensors of a model."""
     d, v, encoder = spec.hidden_size, spec.vocab_size, spec.encoder
     yield _same("embed.weight", (v, d), "embed_tokens.weight", *(SHARED if encoder is not None else ()))
+    yield from _around_layers(spec)
     if not spec.tied:
         yield _same("head.weight", (v, d), "lm_head.weight")
     if spec.head_bias:
         stored = StoredTensor(("lm_head.bias",), (1, v), arrange=torch.flatten, length=v)
         yield CanonicalTensor("head.bias", (v,), ((stored,), ()))
-    yield from _stack(spec)
+    yield from _layers(spec)
     if encoder is not None:
         if encoder.reads == "encoder_tokens" and not encoder.shared_embedding:
             yield _same("encoder.embed.weight", (encoder.model.vocab_size, d), "encoder.embed_tokens.weight")
         yield from _convolutions(encoder)
-        for target in _stack(encoder.model):
+        for target in (*_around_layers(encoder.model), *_layers(encoder.model)):
             yield _of_encoder(target)
 
 
@@ -132,8 +133,8 @@ def _of_encoder(target: CanonicalTensor) -> CanonicalTensor:
     return CanonicalTensor(f"encoder.{target.name}", target.shape, recipes)
 
 
-def _stack(spec: ModelSpec) -> Iterator[CanonicalTensor]:
-    """The layers, with what is done before the first and behind the last one."""
+def _around_layers(spec: ModelSpec) -> Iterator[CanonicalTensor]:
+    """What is done before the first layer and behind the last one."""
     if spec.positions is not None and spec.positions.kind == "learned":
         shape = (spec.positions.rows + spec.positions.offset, spec.hidden_size)
         yield _same("positions.weight", shape, "embed_positions.weight")
@@ -141,6 +142,9 @@ def _stack(spec: ModelSpec) -> Iterator[CanonicalTensor]:
         yield from _norm(spec, "embed_norm", "layernorm_embedding")
     if spec.final_norm:
         yield from _norm(spec, "final_norm", "norm")
+
+
+def _layers(spec: ModelSpec) -> Iterator[CanonicalTensor]:
     for index in range(spec.num_layers):
         yield from _layer(spec, index, f"layers.{index}.")
 
