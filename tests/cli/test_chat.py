@@ -6,6 +6,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -172,6 +173,7 @@ class Terminal:
 
         self.process, self.end = pty.fork()
         if not self.process:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a suite in the background ignores it
             os.environ |= {"TERM": "xterm", "PACELINE_CACHE_DIR": str(folder)}
             os.execv(sys.executable, [sys.executable, "-m", "paceline", "chat", *flags])
         self.seen = ""

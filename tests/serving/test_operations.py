@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +289,11 @@ def test_the_first_signal_drains_the_second_cuts_and_all_lines_are_json(tmp_path
     flags = ["serve", "--port", "0", "--api-key", "k", "--dtype", "float32", "--host", "0.0.0.0"]
     log = (tmp_path / "log").open("w+")
     command = [sys.executable, "-m", "paceline", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as server, ended(server):
+    heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=heard) as server,  # noqa: PLW1509
+        ended(server),
+    ):
         assert server.stdout is not None
         line = server.stdout.readline()
         port = re.search(r"http://0\.0\.0\.0:(\d+)/v1", line)
