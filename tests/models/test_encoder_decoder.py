@@ -228,6 +228,13 @@ def test_strict_mode_needs_compiled_passes(tmp_path: Path, monkeypatch: pytest.M
         load_runner(tmp_path, dtype="float32", exactness="strict")
 
 
+@pytest.mark.parametrize("option", [{"head_rows": [1, 2]}, {"group_size": 2}, {"lora": "adapter"}])
+def test_what_is_for_decoders_alone_is_refused(option: dict[str, Any], tmp_path: Path) -> None:
+    tiny.make("t5", tmp_path)
+    with pytest.raises(UnsupportedModelError, match="has an encoder, for which"):
+        load_runner(tmp_path, **option)
+
+
 def test_other_kinds_are_named(tmp_path: Path) -> None:
     tiny.make("t5", tmp_path)
     config = tmp_path / "config.json"

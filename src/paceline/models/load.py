@@ -269,11 +269,20 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
 def _check_native(spec: ModelSpec, wanted: _LoadRequest) -> None:
     if wanted.strict and (why := why_not_strict(spec, wanted.device)) is not None:
         raise strict_unavailable(wanted.name, why)
+    if spec.encoder is not None:
+        _refuse_with_encoder(wanted)
     context = wanted.max_context
     if context is not None and not 2 <= context <= spec.max_context:
         raise ConfigError(
             f"max_model_len must lie in 2..{spec.max_context}, the context of {wanted.name}, got {context}"
         )
+
+
+def _refuse_with_encoder(wanted: _LoadRequest) -> None:
+    given = {"draft_vocab_size": wanted.head_rows, "layers in groups": wanted.group_size, "lora": wanted.lora}
+    for name, value in given.items():
+        if value is not None:
+            raise UnsupportedModelError(f"{wanted.name} has an encoder, for which {name} is not there yet; leave it out")
 
 
 def _planned(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _LoadRequest) -> _Plan:

@@ -23,9 +23,6 @@ from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.runners.fallback.runner import FallbackCache, TransformersRunner
 from paceline.models.runners.fallback.transformers_cache import CausalModel, History, PassOutput, error_of
 
-PROBE_STEPS = 3000
-"""Steps of the features that a model is tried with where it reads no tokens: 30 s of speech."""
-
 
 class SourceModel(CausalModel):
     """The decoder of a model, called with what its encoder has made of one source (`reading`)."""
