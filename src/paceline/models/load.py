@@ -282,7 +282,7 @@ def _refuse_with_encoder(wanted: _LoadRequest) -> None:
     given = {"draft_vocab_size": wanted.head_rows, "layers in groups": wanted.group_size, "lora": wanted.lora}
     for name, value in given.items():
         if value is not None:
-            raise UnsupportedModelError(f"{wanted.name} has an encoder, for which {name} is not there yet; leave it out")
+            raise UnsupportedModelError(f"{wanted.name} has an encoder, for which {name} is not there; leave it out")
 
 
 def _planned(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _LoadRequest) -> _Plan:

@@ -21,7 +21,7 @@ from paceline.errors import ConfigError, PromptError
 from paceline.models.abilities import check_inputs
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.runners.fallback.runner import FallbackCache, TransformersRunner
-from paceline.models.runners.fallback.transformers_cache import CausalModel, History, PassOutput, error_of
+from paceline.models.runners.fallback.transformers_cache import CausalModel, CroppedHistory, History, error_of
 
 
 class SourceModel(CausalModel):
@@ -37,43 +37,25 @@ class SourceModel(CausalModel):
         other.source = source
         return other
 
-    def _call(self, tokens: torch.Tensor, options: dict[str, Any]) -> Any:
-        return self.model(decoder_input_ids=tokens, encoder_outputs=self.source, **options)
+    def new_cache(self) -> Any:
+        """Of the text and of the source, which forks share."""
+        from transformers import DynamicCache, EncoderDecoderCache
 
+        return EncoderDecoderCache(DynamicCache(), DynamicCache())
 
-class SourceHistory(History):
-    """A cache of keys and values: the text's are cropped, the source's are shared by forks."""
+    def crop(self, cache: Any, extra: int) -> None:
+        """See `CausalModel.crop`."""
+        super().crop(cache.self_attention_cache, extra)
 
-    def __init__(self, model: CausalModel) -> None:
-        super().__init__(model)
-        self.cache = _new_cache()
-
-    def feed(self, tokens: Sequence[int], *, last_only: bool = False, taps: Sequence[int] = ()) -> PassOutput:
-        fed = self.model.run(tokens, self.cache, last_only=last_only, taps=taps)
-        self.tokens += tokens
-        return fed
-
-    def rewind(self, length: int) -> None:
-        extra = len(self.tokens) - length
-        if length == 0:
-            self.cache = _new_cache()
-        elif extra > 0:
-            self.cache.self_attention_cache.crop(-extra)
-        super().rewind(length)
-
-    def fork(self) -> History:
-        other = SourceHistory(self.model)
-        other.tokens, own = list(self.tokens), copy.copy(self.cache.self_attention_cache)
-        own.layers = [copy.copy(layer) for layer in own.layers]
-        other.cache = copy.copy(self.cache)
-        other.cache.self_attention_cache, other.cache.is_updated = own, dict(self.cache.is_updated)
+    def copied(self, cache: Any) -> Any:
+        """See `CausalModel.copied`."""
+        other = copy.copy(cache)
+        other.self_attention_cache = super().copied(cache.self_attention_cache)
+        other.is_updated = dict(cache.is_updated)
         return other
 
-
-def _new_cache() -> Any:
-    from transformers import DynamicCache, EncoderDecoderCache
-
-    return EncoderDecoderCache(DynamicCache(), DynamicCache())
+    def _call(self, tokens: torch.Tensor, options: dict[str, Any]) -> Any:
+        return self.model(decoder_input_ids=tokens, encoder_outputs=self.source, **options)
 
 
 class SourceCache(FallbackCache):
@@ -151,8 +133,8 @@ class TransformersEncoderDecoder(TransformersRunner):
         tokens = [(7 * i + 1) % vocab_size for i in range(min(9, max_context))]
         expected = caller.run(tokens, keep=False).logits.float()
         limit = 3e-5 if caller.model.dtype == torch.float32 else 0.1
-        fits = len(tokens) == 9 and error_of("cropped", lambda: SourceHistory(caller), tokens, expected) <= limit
-        self._history: type[History] = SourceHistory if fits else History
+        fits = len(tokens) == 9 and error_of("cropped", lambda: CroppedHistory(caller), tokens, expected) <= limit
+        self._history: type[History] = CroppedHistory if fits else History
         return lambda: self._history(self._bound)
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> FallbackCache:

@@ -87,6 +87,22 @@ class CausalModel:
         logits = output.logits[0, -1:] if last_only else output.logits[0]
         return PassOutput(logits, tapped, None if self.cache_key is None else getattr(output, self.cache_key, None))
 
+    def new_cache(self) -> Any:
+        """A cache that keeps every key, in sliding-window layers too: their masks hide what lies outside the window."""
+        from transformers import DynamicCache
+
+        return DynamicCache()
+
+    def crop(self, cache: Any, extra: int) -> None:
+        """Forget the last tokens of a text, so many."""
+        cache.crop(-extra)  # negative: that many tokens less, in every version of transformers 5
+
+    def copied(self, cache: Any) -> Any:
+        """A cache that goes its own way; tensors are shared, since they are never written in place."""
+        other = copy.copy(cache)
+        other.layers = [copy.copy(layer) for layer in cache.layers]
+        return other
+
     def _call(self, tokens: torch.Tensor, options: dict[str, Any]) -> Any:
         """The model's output for (1, n) tokens."""
         return self.model(input_ids=tokens, **options)
@@ -156,7 +172,7 @@ class CroppedHistory(History):
 
     def __init__(self, model: CausalModel) -> None:
         super().__init__(model)
-        self.cache = _full_cache()
+        self.cache = model.new_cache()
 
     def feed(self, tokens: Sequence[int], *, last_only: bool = False, taps: Sequence[int] = ()) -> PassOutput:
         fed = self.model.run(tokens, self.cache, last_only=last_only, taps=taps)
@@ -166,15 +182,14 @@ class CroppedHistory(History):
     def rewind(self, length: int) -> None:
         extra = len(self.tokens) - length
         if length == 0:
-            self.cache = _full_cache()
+            self.cache = self.model.new_cache()
         elif extra > 0:
-            self.cache.crop(-extra)  # negative: that many tokens less, in every version of transformers 5
+            self.model.crop(self.cache, extra)
         super().rewind(length)
 
     def fork(self) -> History:
         other = CroppedHistory(self.model)
-        other.tokens, other.cache = list(self.tokens), copy.copy(self.cache)
-        other.cache.layers = [copy.copy(layer) for layer in self.cache.layers]
+        other.tokens, other.cache = list(self.tokens), self.model.copied(self.cache)
         return other
 
 
@@ -223,13 +238,6 @@ class ReplayedHistory(History):
         with torch.inference_mode():
             other.tokens, other.cache = list(self.tokens), copy.deepcopy(self.cache)
         return other
-
-
-def _full_cache() -> Any:
-    """A cache that keeps every key, in sliding-window layers too: their masks hide what lies outside the window."""
-    from transformers import DynamicCache
-
-    return DynamicCache()
 
 
 def choose_history(model: CausalModel, vocab_size: int, max_context: int) -> Callable[[], History]:
