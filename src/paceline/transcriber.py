@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-import numpy as np
 import torch
 
 from paceline.config import SamplingParams
@@ -23,11 +21,9 @@ from paceline.errors import ConfigError, PacelineError, PromptError
 from paceline.models import AttendsToSource, Inputs
 from paceline.speech import (
     FRAMES_PER_SECOND,
-    FRAMES_PER_STEP,
     SAMPLE_RATE,
     TASKS,
     TEMPERATURES,
-    WINDOW_FRAMES,
     Attempt,
     LogMel,
     PreviousText,
@@ -38,6 +34,9 @@ from paceline.speech import (
     WhisperRule,
     WhisperTokens,
     average_logprob,
+    cut_pieces,
+    expected_tokens,
+    join_pieces,
     language_code,
     language_probabilities,
     no_speech_probability,
@@ -51,12 +50,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.checkpoints import Tokenizer
-    from paceline.engine import Backend, Request, RequestOutput, SourceReader, Turns
-    from paceline.models import Runner
+    from paceline.engine import Backend, Request, SourceReader, Turns
+    from paceline.models import Runner, SequenceCache
     from paceline.utils import Advance
-
-SEARCHED: Final = 3.0
-"""Seconds on both sides of a cut in which the quietest place is looked for."""
 
 MAX_TEMPERATURE: Final = 2.0
 
@@ -179,18 +175,19 @@ class _Window:
     """What is asked of a window, and what came of it.
 
     Attributes:
+        cache: empty, has read `inputs`; what was sampled is scored with it.
         prompt: tokens before the sampled ones; `draft`: what may follow.
         temperature: None: only the probabilities behind `prompt` are wanted.
-        rows: (n, v) logits of the rows that the tokens were sampled from. no_speech: see `no_speech_probability`.
+        rows: (n, v) logits behind each token of the prompt and of what was sampled.
     """
 
     inputs: Inputs
+    cache: SequenceCache
     prompt: list[int]
     temperature: float | None
     draft: Sequence[int] = ()
     seed: int = 0
     sampled: list[int] = field(default_factory=list)
-    output: RequestOutput | None = None
     rows: torch.Tensor | None = None
 
 
@@ -247,9 +244,9 @@ class Transcriber:
         params = params or TranscriptionParams()
         for samples in audios:
             _check_audio(samples)
-        pieces = [_pieces(samples, params.pieces) for samples in audios]
+        pieces = [cut_pieces(samples, params.pieces) for samples in audios]
         found = iter(self._side_by_side([self._piece(one, params) for many in pieces for one in many]))
-        return [_joined(many, [next(found) for _ in many]) for many in pieces]
+        return [join_pieces(many, [next(found) for _ in many]) for many in pieces]
 
     def stream(
         self, samples: Samples, params: TranscriptionParams | None = None, caller: Caller = ANYBODY
@@ -322,20 +319,21 @@ class Transcriber:
         while seek < count:
             inputs = Inputs(features={"input_features": mel.window(samples, seek)})
             frames = min(mel.frames, count - seek)
-            with self._read_once(inputs):
+            with self._read_once(inputs) as cache:
                 if language is None:
-                    language = yield from self._language(inputs)
+                    language = yield from self._language(inputs, cache)
                 prompt = tokens.prompt(
                     language=language if tokens.multilingual else None,
                     task=params.task, timestamps=params.timestamps, previous=before.tokens,
                 )  # fmt: skip
-                attempt, hottest = yield from self._attempts(inputs, prompt, params, _expected(draft, tokens, seek))
+                asked = _Window(inputs, cache, prompt, None, expected_tokens(draft, tokens, seek), params.seed)
+                attempt, hottest = yield from self._attempts(asked, params)
                 if params.thresholds.is_silent(attempt):
                     new, step = list[Segment](), frames
                 else:
                     new, step = window_segments(attempt, tokens, self._text, seek, frames)
                     if params.words:
-                        new = self._with_words(inputs, new, frames, _Spoken(language, params.task, seek))
+                        new = self._with_words(cache, new, frames, _Spoken(language, params.task, seek))
                     before.add(new, hottest)
             segments += new
             seek += step
@@ -347,33 +345,35 @@ class Transcriber:
         )
 
     @contextmanager
-    def _read_once(self, inputs: Inputs) -> Iterator[None]:
-        """In this block the encoder reads a window's features once, for all that is asked of them."""
+    def _read_once(self, inputs: Inputs) -> Iterator[SequenceCache]:
+        """In this block the encoder has read a window's features once, for all that is asked of them."""
         with self._llm.turns.turn():
             cache = self._runner.open(0, inputs)
         try:
             with self._llm.turns.turn():
                 self._runner.encode([cache])
-            yield
+            yield cache
         finally:
             with self._llm.turns.turn():
                 self._runner.release(cache)
 
-    def _language(self, inputs: Inputs) -> Generator[_Window, None, str]:
+    def _language(self, inputs: Inputs, cache: SequenceCache) -> Generator[_Window, None, str]:
         if not self.tokens.multilingual:
             return "en"
-        window = _Window(inputs, [self.tokens.start], None)
+        window = _Window(inputs, cache, [self.tokens.start], None)
         yield window
         assert window.rows is not None
         return next(iter(language_probabilities(window.rows[-1], self.tokens)))
 
-    def _attempts(
-        self, inputs: Inputs, prompt: list[int], params: TranscriptionParams, draft: Sequence[int]
-    ) -> Generator[_Window, None, tuple[Attempt, float]]:
-        """The attempt that is kept, and the last temperature that was tried."""
+    def _attempts(self, asked: _Window, params: TranscriptionParams) -> Generator[_Window, None, tuple[Attempt, float]]:
+        """The attempt that is kept, and the last temperature that was tried.
+
+        Args:
+            asked: of each attempt, but for its temperature.
+        """
         attempts = list[Attempt]()
         for temperature in params.temperatures:
-            window = _Window(inputs, prompt, temperature, draft, params.seed)
+            window = replace(asked, temperature=temperature)
             yield window
             attempts.append(self._attempt(window, timestamps=params.timestamps))
             if not params.thresholds.is_doubtful(attempts[-1]):
@@ -400,24 +400,17 @@ class Transcriber:
 
     def _decode(self, windows: Sequence[_Window], caller: Caller = ANYBODY) -> None:
         """Decode windows side by side, then score what was sampled in one more pass each, for the fallback."""
-        turns = self._llm.turns
-        caches = []
-        try:
-            for window in windows:
-                with turns.turn():
-                    cache = self._runner.open(0, window.inputs)
-                    caches.append(cache)
-                    self._runner.encode([cache])
-            self._sample([window for window in windows if window.temperature is not None], caller)
-            for window, cache in zip(windows, caches, strict=True):
-                end = len(window.sampled) - (window.sampled[-1:] == [self.tokens.end])
-                with turns.turn():
-                    fed = [*window.prompt, *window.sampled[:end]]
-                    window.rows = self._runner.extend([cache], [fed], all_logits=True).logits
-        finally:
-            with turns.turn():
-                for cache in caches:
-                    self._runner.release(cache)
+        self._sample([window for window in windows if window.temperature is not None], caller)
+        for window in windows:
+            end = len(window.sampled) - (window.sampled[-1:] == [self.tokens.end])
+            window.rows = self._rows(window.cache, [*window.prompt, *window.sampled[:end]])
+
+    def _rows(self, cache: SequenceCache, fed: list[int]) -> torch.Tensor:
+        """(n, v) logits behind each of the tokens; the cache is empty before and after."""
+        with self._llm.turns.turn():
+            logits = self._runner.extend([cache], [fed], all_logits=True).logits
+            self._runner.truncate(cache, 0)
+        return logits
 
     def _sample(self, windows: Sequence[_Window], caller: Caller) -> None:
         if not windows:
@@ -440,7 +433,7 @@ class Transcriber:
             requests.append(request)
         llm.backend.run(requests, caller.advance)
         for window, request in zip(windows, requests, strict=True):
-            output = window.output = request.result()
+            output = request.result()
             if (error := output.outputs[0].error) is not None:
                 raise PacelineError(f"a window could not be decoded: {error}")
             window.sampled = list(output.outputs[0].token_ids)
@@ -454,7 +447,7 @@ class Transcriber:
             self._drafting = self._llm.with_speculative_config({"method": "prediction"})
         return self._drafting
 
-    def _with_words(self, inputs: Inputs, segments: list[Segment], frames: int, spoken: _Spoken) -> list[Segment]:
+    def _with_words(self, cache: SequenceCache, segments: list[Segment], frames: int, spoken: _Spoken) -> list[Segment]:
         """Segments of a window with the times of their words.
 
         Args:
@@ -469,14 +462,9 @@ class Transcriber:
         prompt = tokens.prompt(language=language if tokens.multilingual else None, task=spoken.task, timestamps=False)
         fed = [*prompt, *text, tokens.end]
         with self._llm.turns.turn():
-            cache = self._runner.open(0, inputs)
-            try:
-                self._runner.encode([cache])
-                weights = self._runner.attention_to_source(cache, fed, heads)
-                self._runner.truncate(cache, 0)
-                logits = self._runner.extend([cache], [fed], all_logits=True).logits
-            finally:
-                self._runner.release(cache)
+            weights = self._runner.attention_to_source(cache, fed, heads)
+            self._runner.truncate(cache, 0)
+        logits = self._rows(cache, fed)
         rows = logits[len(prompt) - 1 : -2, : tokens.end].float().softmax(-1)
         chances = rows.gather(1, torch.tensor(text, dtype=torch.int64)[:, None])[:, 0].tolist()
         words = timed_words(
@@ -494,51 +482,3 @@ class Transcriber:
 def _check_audio(samples: Samples) -> None:
     if not len(samples):
         raise PromptError("the audio is empty; give at least one sample")
-
-
-def _expected(draft: Sequence[Segment], tokens: WhisperTokens, seek: int) -> list[int]:
-    """Tokens of the segments that a window is expected to hold, with times from its beginning.
-
-    Args:
-        seek: first frame of the window.
-    """
-    first, last = tokens.first_timestamp, WINDOW_FRAMES // FRAMES_PER_STEP
-    found: list[int] = []
-    for segment in draft:
-        frame = round(segment.start * FRAMES_PER_SECOND) - seek
-        if 0 <= frame < WINDOW_FRAMES:
-            moved = (segment.seek - seek) // FRAMES_PER_STEP
-            found += [
-                token if token < first else first + min(max(token - first + moved, 0), last) for token in segment.tokens
-            ]
-    return found
-
-
-def _pieces(samples: Samples, count: int) -> list[Samples]:
-    """An audio cut into pieces of about the same length, each cut in the quietest place near it."""
-    cuts = [_quietest(samples, len(samples) * number // count) for number in range(1, count)]
-    borders = [0, *sorted({cut for cut in cuts if 0 < cut < len(samples)}), len(samples)]
-    return [samples[low:high] for low, high in pairwise(borders)]
-
-
-def _quietest(samples: Samples, near: int) -> int:
-    step, reach = SAMPLE_RATE // 20, int(SEARCHED * SAMPLE_RATE)
-    low = max(0, near - reach)
-    count = (min(len(samples), near + reach) - low) // step
-    if count < 1:
-        return near
-    blocks = samples[low : low + count * step].reshape(count, step)
-    return int(low + (np.square(blocks).mean(1).argmin() + 0.5) * step)
-
-
-def _joined(pieces: Sequence[Samples], transcripts: Sequence[Transcript]) -> Transcript:
-    """The transcripts of pieces as that of the whole."""
-    if len(transcripts) == 1:
-        return transcripts[0]
-    starts = np.cumsum([0, *(len(piece) for piece in pieces[:-1])]) / SAMPLE_RATE
-    moved = tuple(
-        segment.moved(float(start))
-        for start, transcript in zip(starts, transcripts, strict=True)
-        for segment in transcript.segments
-    )
-    return replace(transcripts[0], duration=sum(transcript.duration for transcript in transcripts), segments=moved)

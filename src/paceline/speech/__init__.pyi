@@ -11,6 +11,8 @@ from .features import LogMel as LogMel
 from .formats import verbose as verbose
 from .formats import write_transcript as write_transcript
 from .pcm_stream import PcmStream as PcmStream
+from .pieces import cut_pieces as cut_pieces
+from .pieces import join_pieces as join_pieces
 from .scores import average_logprob as average_logprob
 from .scores import language_probabilities as language_probabilities
 from .scores import no_speech_probability as no_speech_probability
@@ -22,9 +24,8 @@ from .whisper_rule import WhisperRule as WhisperRule
 from .whisper_tokens import TASKS as TASKS
 from .whisper_tokens import WhisperTokens as WhisperTokens
 from .whisper_tokens import language_code as language_code
-from .windows import FRAMES_PER_STEP as FRAMES_PER_STEP
-from .windows import WINDOW_FRAMES as WINDOW_FRAMES
 from .windows import PreviousText as PreviousText
+from .windows import expected_tokens as expected_tokens
 from .windows import window_segments as window_segments
 from .word_times import text_starts as text_starts
 from .word_times import timed_words as timed_words

@@ -80,6 +80,25 @@ def window_segments(
     return [segment for segment in segments if segment.start != segment.end and segment.text.strip()], step
 
 
+def expected_tokens(draft: Sequence[Segment], tokens: WhisperTokens, seek: int) -> list[int]:
+    """Tokens of the segments that a window is expected to hold, with times from its beginning.
+
+    Args:
+        draft: with times from the beginning of the audio.
+        seek: first frame of the window.
+    """
+    first, last = tokens.first_timestamp, WINDOW_FRAMES // FRAMES_PER_STEP
+    found: list[int] = []
+    for segment in draft:
+        frame = round(segment.start * FRAMES_PER_SECOND) - seek
+        if 0 <= frame < WINDOW_FRAMES:
+            moved = (segment.seek - seek) // FRAMES_PER_STEP
+            found += [
+                token if token < first else first + min(max(token - first + moved, 0), last) for token in segment.tokens
+            ]
+    return found
+
+
 class PreviousText:
     """What a window is told of the text before it.
 
