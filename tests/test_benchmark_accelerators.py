@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import benchmark_scripts
 import pytest
 
 from lab.diffusion import Sample, summarize_samples
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    """The script; it imports its neighbours by plain names."""
-    path, kept = list(sys.path), sys.modules.pop("common", None)
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("benchmark_accelerators", FOLDER / "accelerators.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path[:] = path
-        sys.modules.pop("common", None)
-        if kept is not None:
-            sys.modules["common"] = kept
+    with benchmark_scripts.imported("accelerators") as (found,):
+        yield found
 
 
 def lines(**figures: tuple[float, float]) -> dict[str, Any]:

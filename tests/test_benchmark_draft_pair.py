@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
+import benchmark_scripts
 import pytest
-
-NEIGHBOURS = ("draft_pair", "common", "methods", "real_models")
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Any]:
-    """The script; it imports its neighbours by plain names."""
-    folder = str(Path(__file__).parents[1] / "benchmarks")
-    before = {name: sys.modules.pop(name, None) for name in NEIGHBOURS}
-    sys.path.insert(0, folder)
-    yield import_module("draft_pair")
-    sys.path.remove(folder)
-    for name in NEIGHBOURS:
-        sys.modules.pop(name, None)
-    sys.modules.update({name: module for name, module in before.items() if module is not None})
+    with benchmark_scripts.imported("draft_pair") as (found,):
+        yield found
 
 
 def pieces(pair: Any) -> list[Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import benchmark_scripts
 import numpy as np
 import pytest
 import torch
@@ -19,20 +19,13 @@ from transformers import AutoTokenizer, WhisperConfig, WhisperForConditionalGene
 from paceline.speech.features import LogMel
 from paceline.speech.whisper_tokens import WhisperTokens
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
 MODULES = ("ctranslate2_files", "marian_files")
 
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[dict[str, ModuleType]]:
-    """The modules; benchmarks import their neighbours by plain names, as scripts do."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield {name: __import__(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in MODULES:
-            sys.modules.pop(name, None)
+    with benchmark_scripts.imported(*MODULES) as found:
+        yield dict(zip(MODULES, found, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------ CTranslate2

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import benchmark_scripts
 import pytest
 import tiny_checkpoint
 
 from paceline import SamplingParams
 from paceline.bench import smollm2_folder
 
-MODULES = ("common", "real_models", "methods", "decoding")
-
 
 @pytest.fixture(scope="module")
 def decoding() -> Iterator[ModuleType]:
-    """The module; it imports its neighbours by plain names, as scripts do."""
-    kept = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    folder = str(Path(__file__).parents[1] / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        yield __import__("decoding")
-    finally:
-        sys.path.remove(folder)
-        for name in MODULES:
-            sys.modules.pop(name, None)
-        sys.modules.update(kept)
+    with benchmark_scripts.imported("decoding") as (found,):
+        yield found
 
 
 @pytest.fixture

@@ -5,31 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import benchmark_scripts
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
 MODULES = ("common", "real_models", "own_probe", "own_computers", "own_table")
 
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[dict[str, ModuleType]]:
-    """The modules; they import their neighbours by plain names, as scripts do."""
-    kept = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield {name: __import__(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in MODULES:
-            sys.modules.pop(name, None)
-        sys.modules.update(kept)
+    with benchmark_scripts.imported(*MODULES) as found:
+        yield dict(zip(MODULES, found, strict=True))
 
 
 @pytest.fixture

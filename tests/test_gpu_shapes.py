@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import benchmark_scripts
 import pytest
 import torch
 
@@ -18,7 +19,6 @@ from paceline.bench import RandomShape
 from paceline.bench.run import dial_registered
 from paceline.tree import TokenTree
 
-MODULES = ("common", "real_models", "methods", "decoding", "dial", "given_weights", "gpu_shapes")
 DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
@@ -28,18 +28,8 @@ TOKENS = 8
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    """The benchmark; its modules import each other by plain names, as scripts do."""
-    kept = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    folder = str(Path(__file__).parents[1] / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        with dial_registered():
-            yield __import__("gpu_shapes")
-    finally:
-        sys.path.remove(folder)
-        for name in MODULES:
-            sys.modules.pop(name, None)
-        sys.modules.update(kept)
+    with dial_registered(), benchmark_scripts.imported("gpu_shapes") as (found,):
+        yield found
 
 
 def shape_of(script: ModuleType, device: str, **changes: int) -> Any:
