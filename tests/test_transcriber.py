@@ -46,6 +46,17 @@ def tokens_of(transcript: Transcript) -> list[int]:
     return [token for segment in transcript.segments for token in segment.tokens]
 
 
+def check_same(one: Transcript, other: Transcript) -> None:
+    """Nothing differs but how the sums of log-probabilities were rounded, which depends on what is read in one pass."""
+    sums = [[segment.avg_logprob for segment in transcript.segments] for transcript in (one, other)]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-5)
+    bare = [
+        replace(transcript, segments=tuple(replace(segment, avg_logprob=0.0) for segment in transcript.segments))
+        for transcript in (one, other)
+    ]
+    assert bare[0] == bare[1]
+
+
 # ------------------------------------------------------------------------------------------------ one audio
 
 
@@ -81,7 +92,7 @@ def test_windows_follow_each_other_to_the_end(llm: LLM, monkeypatch: pytest.Monk
     segments = [segment for one in heard for segment in one.segments]
     assert {segment.seek for segment in segments} <= set(begun)
     (whole,) = Transcriber(llm).transcribe([samples], PARAMS)
-    assert list(whole.segments) == segments
+    check_same(whole, replace(whole, segments=tuple(segments)))
     assert (whole.duration, whole.language, whole.task) == (95.0, "en", "transcribe")
 
 
@@ -168,7 +179,8 @@ def test_one_audio_or_a_list(llm: LLM, tmp_path: Path) -> None:
     given = {"language": "en", "thresholds": ALL}
     one = llm.transcribe(file, **given)
     assert isinstance(one, Transcript)
-    assert [one, one] == llm.transcribe([str(file), file.read_bytes()], **given)
+    for same in llm.transcribe([str(file), file.read_bytes()], **given):
+        check_same(same, one)
     by_samples = llm.transcribe(np.repeat(samples, 2), sample_rate=32_000, **given)
     assert isinstance(by_samples, Transcript)
     assert by_samples.duration == pytest.approx(3.0)
@@ -187,7 +199,7 @@ def heard(llm: LLM) -> dict[str, Any]:
 def cost_with(llm: LLM, heard: dict[str, Any], draft: list[Segment]) -> WindowCost:
     """Of the same sound with a draft; what comes of it must be the same."""
     transcriber = Transcriber(llm)
-    assert transcriber.hear(heard["samples"], PARAMS, draft) == heard["transcript"]
+    check_same(transcriber.hear(heard["samples"], PARAMS, draft), heard["transcript"])
     assert sum(one.tokens for one in transcriber.costs) == heard["cost"].tokens
     return transcriber.costs[0]
 
@@ -233,7 +245,7 @@ def test_any_draft_leaves_the_text_as_it_is(llm: LLM, seed: int, seconds: float,
     samples, transcriber = sound(36, seed)[: int(16_000 * seconds)], Transcriber(llm)
     part = transcriber.transcribe([samples[: max(1, int(share * len(samples)))]], PARAMS)[0]
     (whole,) = transcriber.transcribe([samples], PARAMS)
-    assert transcriber.hear(samples, PARAMS, edited(part, change)) == whole
+    check_same(transcriber.hear(samples, PARAMS, edited(part, change)), whole)
 
 
 # ------------------------------------------------------------------------------------------------ fallback
@@ -259,7 +271,7 @@ def test_doubtful_windows_are_read_at_higher_temperatures(
     assert asked[: len(tried)] == tried
     alone = [next(iter(Transcriber(llm).stream(sound(3), replace(doubtful, temperature=(one,))))) for one in tried]
     surest = max(alone, key=lambda window: window.segments[0].avg_logprob)
-    assert found == surest
+    check_same(*(Transcript(language="en", duration=3.0, segments=one.segments) for one in (found, surest)))
     assert len({window.segments[0].avg_logprob for window in alone}) == len(tried)
     asked.clear()
     next(Transcriber(llm).stream(sound(3), replace(PARAMS, temperature=temperature)))
@@ -280,7 +292,7 @@ def test_languages(llm: LLM, english: LLM) -> None:
     (unsaid,) = Transcriber(llm).transcribe([samples], replace(PARAMS, language=None))
     assert unsaid.language in tiny_whisper.LANGUAGES
     said = Transcriber(llm).transcribe([samples], replace(PARAMS, language=unsaid.language))[0]
-    assert unsaid == said
+    check_same(unsaid, said)
     german = Transcriber(llm).transcribe([samples], replace(PARAMS, language="German"))[0]
     assert german.language == "de"
     english_text = Transcriber(llm).transcribe([samples], PARAMS)[0]

@@ -175,20 +175,17 @@ class _Window:
     """What is asked of a window, and what came of it.
 
     Attributes:
-        cache: empty, has read `inputs`; what was sampled is scored with it.
         prompt: tokens before the sampled ones; `draft`: what may follow.
-        temperature: None: only the probabilities behind `prompt` are wanted.
-        rows: (n, v) logits behind each token of the prompt and of what was sampled.
+        sampled: n tokens, the end included. logits: (n, v) raw, that each of them was sampled from.
     """
 
     inputs: Inputs
-    cache: SequenceCache
     prompt: list[int]
-    temperature: float | None
+    temperature: float
     draft: Sequence[int] = ()
     seed: int = 0
     sampled: list[int] = field(default_factory=list)
-    rows: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,13 +318,15 @@ class Transcriber:
             frames = min(mel.frames, count - seek)
             with self._read_once(inputs) as cache:
                 if language is None:
-                    language = yield from self._language(inputs, cache)
+                    language = self._language(cache)
                 prompt = tokens.prompt(
                     language=language if tokens.multilingual else None,
                     task=params.task, timestamps=params.timestamps, previous=before.tokens,
                 )  # fmt: skip
-                asked = _Window(inputs, cache, prompt, None, expected_tokens(draft, tokens, seek), params.seed)
-                attempt, hottest = yield from self._attempts(asked, params)
+                begun = self._extended(cache, prompt[: prompt.index(tokens.start) + 1])
+                silence = no_speech_probability(begun[-1], tokens)
+                asked = _Window(inputs, prompt, 0.0, expected_tokens(draft, tokens, seek), params.seed)
+                attempt, hottest = yield from self._attempts(asked, params, silence)
                 if params.thresholds.is_silent(attempt):
                     new, step = list[Segment](), frames
                 else:
@@ -357,64 +356,51 @@ class Transcriber:
             with self._llm.turns.turn():
                 self._runner.release(cache)
 
-    def _language(self, inputs: Inputs, cache: SequenceCache) -> Generator[_Window, None, str]:
+    def _language(self, cache: SequenceCache) -> str:
         if not self.tokens.multilingual:
             return "en"
-        window = _Window(inputs, cache, [self.tokens.start], None)
-        yield window
-        assert window.rows is not None
-        return next(iter(language_probabilities(window.rows[-1], self.tokens)))
+        return next(iter(language_probabilities(self._extended(cache, [self.tokens.start])[-1], self.tokens)))
 
-    def _attempts(self, asked: _Window, params: TranscriptionParams) -> Generator[_Window, None, tuple[Attempt, float]]:
+    def _attempts(
+        self, asked: _Window, params: TranscriptionParams, silence: float
+    ) -> Generator[_Window, None, tuple[Attempt, float]]:
         """The attempt that is kept, and the last temperature that was tried.
 
         Args:
-            asked: of each attempt, but for its temperature.
+            asked: of each attempt, but for its temperature. silence: see `no_speech_probability`.
         """
-        attempts = list[Attempt]()
+        attempts, tokens = list[Attempt](), self.tokens
         for temperature in params.temperatures:
             window = replace(asked, temperature=temperature)
             yield window
-            attempts.append(self._attempt(window, timestamps=params.timestamps))
-            if not params.thresholds.is_doubtful(attempts[-1]):
-                return attempts[-1], temperature
+            assert window.logits is not None
+            sampled, rule = window.sampled, WhisperRule(tokens, timestamps=params.timestamps)
+            attempt = Attempt(
+                tokens=tuple(token for token in sampled if token != tokens.end),
+                text=self._text([token for token in sampled if token < tokens.end]),
+                temperature=temperature,
+                avg_logprob=average_logprob(rule, window.logits, sampled, tokens),
+                no_speech_prob=silence,
+            )
+            if not params.thresholds.is_doubtful(attempt):
+                return attempt, temperature
+            attempts.append(attempt)
         return params.thresholds.best(attempts), temperature
-
-    def _attempt(self, window: _Window, *, timestamps: bool) -> Attempt:
-        assert window.rows is not None
-        tokens, sampled = self.tokens, window.sampled
-        text = tuple(token for token in sampled if token != tokens.end)
-        first, rule = len(window.prompt) - 1, WhisperRule(tokens, timestamps=timestamps)
-        return Attempt(
-            tokens=text,
-            text=self._text([token for token in text if token < tokens.end]),
-            temperature=window.temperature or 0.0,
-            avg_logprob=average_logprob(rule, window.rows[first : first + len(sampled)], sampled, tokens),
-            no_speech_prob=no_speech_probability(window.rows[window.prompt.index(tokens.start)], tokens),
-        )
 
     def _text(self, tokens: Sequence[int]) -> str:
         return self._llm.tokenizer.decode(tokens)
 
     # -------------------------------------------------------------------------------------------- passes
 
-    def _decode(self, windows: Sequence[_Window], caller: Caller = ANYBODY) -> None:
-        """Decode windows side by side, then score what was sampled in one more pass each, for the fallback."""
-        self._sample([window for window in windows if window.temperature is not None], caller)
-        for window in windows:
-            end = len(window.sampled) - (window.sampled[-1:] == [self.tokens.end])
-            window.rows = self._rows(window.cache, [*window.prompt, *window.sampled[:end]])
-
-    def _rows(self, cache: SequenceCache, fed: list[int]) -> torch.Tensor:
-        """(n, v) logits behind each of the tokens; the cache is empty before and after."""
+    def _extended(self, cache: SequenceCache, tokens: list[int], *, all_logits: bool = False) -> torch.Tensor:
+        """Logits behind the last of the tokens, (1, v), or behind each; the cache is empty before and after."""
         with self._llm.turns.turn():
-            logits = self._runner.extend([cache], [fed], all_logits=True).logits
+            logits = self._runner.extend([cache], [tokens], all_logits=all_logits).logits
             self._runner.truncate(cache, 0)
         return logits
 
-    def _sample(self, windows: Sequence[_Window], caller: Caller) -> None:
-        if not windows:
-            return
+    def _decode(self, windows: Sequence[_Window], caller: Caller = ANYBODY) -> None:
+        """Decode windows side by side."""
         llm = self._expecting() if any(window.draft for window in windows) else self._llm
         requests = []
         for window in windows:
@@ -425,18 +411,20 @@ class Transcriber:
             )  # fmt: skip
             room = self._runner.info.max_context - len(window.prompt)
             params = SamplingParams(
-                temperature=window.temperature or 0.0, max_tokens=min(self.tokens.max_sampled, room), detokenize=False,
+                temperature=window.temperature, max_tokens=min(self.tokens.max_sampled, room), detokenize=False,
                 seed=window.seed,
             )  # fmt: skip
             request = llm.request(read, params)[0]
             request.owner, request.priority, request.max_running = caller.owner, caller.priority, caller.max_running
+            request.kept_logits = []
             requests.append(request)
         llm.backend.run(requests, caller.advance)
         for window, request in zip(windows, requests, strict=True):
             output = request.result()
             if (error := output.outputs[0].error) is not None:
                 raise PacelineError(f"a window could not be decoded: {error}")
-            window.sampled = list(output.outputs[0].token_ids)
+            assert request.kept_logits is not None
+            window.sampled, window.logits = list(output.outputs[0].token_ids), torch.cat(request.kept_logits)
             self.costs.append(WindowCost(len(window.sampled), output.metrics.num_steps))
 
     def _expecting(self) -> SpeechModel:
@@ -464,7 +452,7 @@ class Transcriber:
         with self._llm.turns.turn():
             weights = self._runner.attention_to_source(cache, fed, heads)
             self._runner.truncate(cache, 0)
-        logits = self._rows(cache, fed)
+        logits = self._extended(cache, fed, all_logits=True)
         rows = logits[len(prompt) - 1 : -2, : tokens.end].float().softmax(-1)
         chances = rows.gather(1, torch.tensor(text, dtype=torch.int64)[:, None])[:, 0].tolist()
         words = timed_words(

@@ -15,7 +15,7 @@ from paceline.config import SamplingParams
 from paceline.controllers import Outcome, Plan
 from paceline.controllers.policies import FixedController
 from paceline.drafters import Context, Drafter
-from paceline.engine import drafter_set, step_clock
+from paceline.engine import Request, drafter_set, step_clock
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 1, 2, 3], [3, 3]]
@@ -145,6 +145,23 @@ def test_logprobs_are_the_models_own_under_drafts() -> None:
             assert one.keys() == two.keys()
             assert one[token].logprob == pytest.approx(two[token].logprob, abs=1e-5)
         assert x.cumulative_logprob == pytest.approx(y.cumulative_logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_kept_logits_are_those_behind_each_token(temperature: float) -> None:
+    runner = ToyRunner()
+    params = replace(GREEDY, temperature=temperature, ignore_eos=True)
+    request = Request("kept", None, [1, 2, 3], params, 7, 24, kept_logits=[])
+    one = engine(runner, [Guess(runner, bushy=True)], 4)
+    one.add(request)
+    while one.has_work:
+        one.step()
+    output, kept = request.outputs[0].token_ids, request.kept_logits
+    assert kept is not None
+    assert len(kept) < len(output) > 4, "some steps bring several tokens"
+    wanted = torch.stack([runner.logits([1, 2, 3, *output[:count]]) for count in range(len(output))])
+    assert torch.equal(torch.cat(kept), wanted)
+    assert run(one, [[1, 2, 3]], params)[0].kept_logits is None
 
 
 def test_nan_logits_end_one_request_and_keep_what_it_had() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams
 from paceline.drafters import NO_TENANT
@@ -13,6 +14,9 @@ from paceline.errors import PromptError
 from paceline.models import NO_INPUTS, CacheMemory, Inputs, Runner, context_of
 from paceline.sampling import LogitRule, Logprob, Rules
 from paceline.utils import shortened
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(slots=True)
@@ -41,6 +45,8 @@ class Request:
         inputs: what it has beside its tokens.
         rule: what its outputs keep to, at their beginning; each has a fork of it. None for none, or for that of
             `structured_outputs`.
+        kept_logits: (n, v) each, raw, that the n tokens of each step were sampled from; of a request with one output.
+            None keeps none.
     """
 
     id: str
@@ -63,6 +69,7 @@ class Request:
     outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int | None = None
+    kept_logits: list[torch.Tensor] | None = None
     _block_keys: list[bytes] | None = field(default=None, init=False, repr=False)
     rules: Rules | None = field(default=None, init=False, repr=False)
     companion: Companion | None = field(default=None, init=False, repr=False)

@@ -156,7 +156,13 @@ class DecodingSequence:
         self.context.tokens += tokens
         if not self.plain:
             self.rules.advance(tokens)
-        failure = None if output.logprobs is None else self._add_logprobs(scores.of(index), verdict, tokens)
+        failure = None
+        if output.logprobs is not None or request.kept_logits is not None:
+            rows = scores.of(index)[[0, *(node + 1 for node in verdict.path)]][: len(tokens)]
+            if request.kept_logits is not None:
+                request.kept_logits.append(rows)
+            if output.logprobs is not None:
+                failure = self._add_logprobs(rows, tokens)
         if metrics.time_to_first_token is None:
             metrics.time_to_first_token = now - metrics.arrival_time
         metrics.num_generation_tokens += kept
@@ -182,9 +188,8 @@ class DecodingSequence:
         self.output.finish_reason, self.output.error = reason, error
         return StreamChunk(self.index, segments, (), reason, self.request.result())
 
-    def _add_logprobs(self, logits: torch.Tensor, verdict: Verdict, tokens: Sequence[int]) -> str | None:
+    def _add_logprobs(self, rows: torch.Tensor, tokens: Sequence[int]) -> str | None:
         """Add the logprobs of committed tokens; returns why their texts could not be made, None where they could."""
-        rows = logits[[0, *(node + 1 for node in verdict.path)]][: len(tokens)]
         entries = top_logprobs(rows, tokens, self.request.params.logprobs or 0)
         if self.output.logprobs is not None:
             self.output.logprobs += entries
