@@ -42,6 +42,7 @@ class RecurrentRunner(StateOperations[CompositeState]):
         """See `Runner.open`."""
         check_inputs(self, inputs)
         cache = NativeCache(self.native.arena, prompt_length)
-        dtype, device = self.info.dtype, self.info.device
+        compiled = self.native.passes.name == "compiled"  # which works in float32 between its maps
+        dtype, device = torch.float32 if compiled else self.info.dtype, self.info.device
         with torch.inference_mode():
             return CompositeState(cache, [RecurrentPart.opened(self.spec.states, dtype, device)])
