@@ -46,7 +46,8 @@ def norm_of(spec: ModelSpec, weights: Weights, name: str) -> Map | None:
 
 def placement_of(spec: ModelSpec, weights: Weights, dtype: torch.dtype, device: torch.device) -> Placement:
     """What embeddings get for their positions; its weights are taken out."""
-    return Placement(position_table(spec, weights, dtype, device), norm_of(spec, weights, "embed_norm"))
+    table, norm = position_table(spec, weights, dtype, device), norm_of(spec, weights, "embed_norm")
+    return Placement(table, norm, empty_start=spec.empty_start)
 
 
 class OwnWeights:
