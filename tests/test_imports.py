@@ -19,6 +19,7 @@ LOW = {"errors", "utils", "config", "registry", "bundled", "version"}
 METHODS = LOW | {"tree"}
 MODELS = {"checkpoints", "models"}
 FLOORS = (
+    {"models.mixer_spec"},
     {"models.spec"},
     {"checkpoints"},
     {"models.inputs"},
@@ -47,8 +48,9 @@ ALLOWED: dict[str, set[str]] = {
     "registry": {"errors", "catalogue"},
     "tree": LOW,
     **{unit: METHODS.union(*FLOORS[:floor]) for floor, units in enumerate(FLOORS) for unit in units},
-    "models.spec": set(),
-    "checkpoints": LOW | {"models.spec"},
+    "models.mixer_spec": set(),
+    "models.spec": {"models.mixer_spec"},
+    "checkpoints": LOW | {"models.mixer_spec", "models.spec"},
     "models": set(),
     "diffusion": METHODS | MODELS | {"engine", "sampling", "grammar"},
     "drafters": METHODS | MODELS,

@@ -108,6 +108,7 @@ class Case:
         oracle: gives the class of the transformers model that computes the same, where transformers lacks the family;
             then all files are those of `old` and `keys`.
         by_length: the rotary angles depend on the length, so that a cache remembers how it was filled.
+        tolerance: of logits; the delta rule amplifies rounding, in transformers as here.
     """
 
     model_type: str
@@ -116,6 +117,7 @@ class Case:
     keys: Rewrite = same
     oracle: Callable[[], Any] | None = None
     by_length: bool = False
+    tolerance: float = 1e-4
 
 
 def _rope(kind: str, theta: float = 10000.0, **more: Any) -> dict[str, Any]:
@@ -321,6 +323,94 @@ CASES["qwen2_moe"] = Case(
     old=_SHARED | {"rope_theta": 500.0, "output_router_logits": False},
     keys=qwen_moe_keys,
 )
+_LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4}
+_LFM2_OLD = {"full_attn_idxs": [1], "block_ff_dim": 96, "block_multiple_of": 32, "conv_L_cache": 4}
+_DELTA = {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
+_DELTA |= {"linear_value_head_dim": 24}
+_DELTA_TYPES = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_DELTA_OLD = {"full_attention_interval": 2, "partial_rotary_factor": 0.25, "rope_theta": 500.0}
+_DELTA_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_DELTA_MOE |= {"shared_expert_intermediate_size": 48}
+_QUARTER = _rope("default", 500.0, partial_rotary_factor=0.25)
+_MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2}
+_HYBRID = {"layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 96}
+_HYBRID_OLD = {"layers_block_type": ["mamba", "attention", "mamba"], "shared_intermediate_size": 96}
+_HYBRID_MOE = {"num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": "rope"}
+_FALCON = {"mamba_d_ssm": 128, "mlp_multipliers": [0.7, 1.3], "ssm_multipliers": [0.5, 0.7, 1.1, 1.3, 0.9]}
+_FALCON |= {"ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8, "key_multiplier": 0.6, "attention_in_multiplier": 1.1}
+_FALCON |= {"attention_out_multiplier": 0.9, "lm_head_multiplier": 1.5, "embedding_multiplier": 2.0}
+_FALCON_NORM = {"mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "projectors_bias": True}
+_FALCON_PLAIN = {"mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_conv_bias": False}
+
+
+def granite_hybrid_keys(tensors: Tensors) -> Tensors:
+    """Experts and router as Granite's files hold them."""
+    old = {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight"}
+    old |= {"router.weight": "router.layer.weight"}
+    out: Tensors = {}
+    for name, tensor in tensors.items():
+        layer, mark, rest = name.partition(".block_sparse_moe.")
+        out[f"{layer}{mark}{old.get(rest, rest)}"] = tensor
+    return out
+
+
+CASES |= {
+    "lfm2": Case(
+        model_type="lfm2",
+        new=_LFM2 | _rope("default", 500.0),
+        old=_LFM2_OLD | {"rope_theta": 500.0, "block_auto_adjust_ff_dim": True, "tie_embedding": True},
+        keys=with_head,
+    ),
+    "lfm2-bias": Case(
+        model_type="lfm2",
+        new=_LFM2 | {"conv_bias": True, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False},
+        old=_LFM2_OLD | {"conv_bias": True, "block_auto_adjust_ff_dim": False, "tie_embedding": False},
+    ),
+    "qwen3_next": Case(
+        model_type="qwen3_next",
+        tolerance=1e-3,
+        new=_DELTA | _DELTA_MOE | _DELTA_TYPES | {"mlp_only_layers": [1]} | _QUARTER,
+        old=_DELTA | _DELTA_MOE | _DELTA_OLD | {"mlp_only_layers": [1], "norm_topk_prob": True},
+        keys=qwen_moe_keys,
+    ),
+    "qwen3_5_text": Case(
+        model_type="qwen3_5_text", tolerance=1e-3, new=_DELTA | _DELTA_TYPES | _QUARTER, old=_DELTA | _DELTA_OLD
+    ),
+    "qwen3_5_moe_text": Case(
+        model_type="qwen3_5_moe_text",
+        tolerance=1e-3,
+        new=_DELTA | _DELTA_MOE | _DELTA_TYPES | _QUARTER,
+        old=_DELTA | _DELTA_MOE | _DELTA_OLD,
+        keys=qwen_moe_keys,
+    ),
+    "granitemoehybrid": Case(
+        model_type="granitemoehybrid",
+        new=_MAMBA2 | _HYBRID | _GRANITE | {"num_local_experts": 0},
+        old=_MAMBA2 | _HYBRID_OLD | _GRANITE | {"num_local_experts": 0, "position_embedding_type": "nope"},
+    ),
+    "granitemoehybrid-moe": Case(
+        model_type="granitemoehybrid",
+        new=_MAMBA2 | _HYBRID | _HYBRID_MOE,
+        old=_MAMBA2
+        | _HYBRID_OLD
+        | _HYBRID_MOE
+        | {"rope_theta": 10000.0, "mamba_d_head": 16, "time_step_limit": [0.0, float("inf")]},
+        keys=granite_hybrid_keys,
+    ),
+    "falcon_h1": Case(
+        model_type="falcon_h1",
+        new=_MAMBA2 | _FALCON | _rope("default", 500.0),
+        old=_MAMBA2 | _FALCON | {"rope_theta": 500.0, "mamba_d_head": 16, "rms_norm_eps": 1e-5},
+    ),
+    "falcon_h1-normed": Case(
+        model_type="falcon_h1",
+        new=_MAMBA2 | _FALCON_NORM,
+        old=_MAMBA2 | _FALCON_NORM | {"rope_theta": 10000.0, "mlp_multipliers": [1.0, 1.0]},
+    ),
+    "falcon_h1-gated": Case(
+        model_type="falcon_h1", new=_MAMBA2 | _FALCON_PLAIN, old=_MAMBA2 | _FALCON_PLAIN | {"mamba_expand": 2}
+    ),
+}
 WIDE: Mapping[str, Mapping[str, Any]] = {
     "starcoder2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "glm4": {"head_dim": 64},
@@ -342,6 +432,10 @@ ARCHITECTURES = {
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
 }
 
 

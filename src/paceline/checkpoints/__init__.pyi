@@ -9,7 +9,6 @@ from .denoiser_families import family_name as family_name
 from .denoiser_families import is_denoiser as is_denoiser
 from .digest import digest_of as digest_of
 from .encoder_decoder_families import writes_times as writes_times
-from .families import Rename as Rename
 from .families import declared_dtype as declared_dtype
 from .families import renamed as renamed
 from .families import spec_from_config as spec_from_config
@@ -36,6 +35,7 @@ from .lora import is_adapter as is_adapter
 from .lora import write_adapter as write_adapter
 from .marian_checkpoint import MarianCheckpoint as MarianCheckpoint
 from .marian_file import marian_path as marian_path
+from .model_family import Rename as Rename
 from .packed_files import PackedFile as PackedFile
 from .packed_files import file_keys as file_keys
 from .packed_files import layout as layout

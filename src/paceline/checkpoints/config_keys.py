@@ -154,6 +154,14 @@ class ConfigKeys:
             raise self.wrong(name, "a list of integers")
         return value
 
+    def numbers(self, name: str, length: int) -> list[float] | None:
+        """A list of so many finite numbers; None for null or nothing."""
+        value = self.items(name, length)
+        for item in value or []:
+            if isinstance(item, bool) or not isinstance(item, int | float) or not abs(item) <= MAX_NUMBER:
+                raise self.wrong(name, f"a list of {length} finite numbers")
+        return None if value is None else [float(item) for item in value]
+
     def wrong(self, name: str, rule: str) -> CheckpointError:
         """The error for a value of the wrong kind."""
         return CheckpointError(
@@ -182,7 +190,7 @@ def layer_specs(keys: ConfigKeys, windows: Windows, *, rope_by_type: bool, mixtu
     count = keys.size("num_hidden_layers")
     types = _types(keys, windows, count)
     rotated = _rotated(keys, count)
-    sparse = _sparse(keys, count) if mixture else [False] * count
+    sparse = sparse_layers(keys, count) if mixture else [False] * count
     window = keys.optional_size("sliding_window") if SLIDING in types else None
     layers = []
     for kind, rotates, moe in zip(types, rotated, sparse, strict=True):
@@ -234,7 +242,7 @@ def _rotated(keys: ConfigKeys, count: int) -> list[bool]:
     return [(layer + 1) % interval != 0 for layer in range(count)]
 
 
-def _sparse(keys: ConfigKeys, count: int) -> list[bool]:
+def sparse_layers(keys: ConfigKeys, count: int) -> list[bool]:
     """Which layers are mixtures of experts."""
     dense, step = keys.integers("mlp_only_layers") or [], keys.size("decoder_sparse_step")
     first = keys.count("first_k_dense_replace")
@@ -275,7 +283,8 @@ ROPE_MINIMA = {
 ROPE_LISTS = ("short_factor", "long_factor", "factors")
 ROPE_PARAMETERS = (*ROPE_NUMBERS, *ROPE_LISTS, "truncate")
 ROPE_READ_ELSEWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
-"""Keys that are read elsewhere, or say nothing about the angles."""
+ROPE_OF_IMAGES = ("mrope_section", "mrope_interleaved")
+"""Keys that are read elsewhere, or say nothing about the angles of text."""
 
 
 def rope_spec(keys: ConfigKeys, head_dim: int) -> RopeSpec:
@@ -326,7 +335,7 @@ def _make_rope(keys: ConfigKeys, parameters: Mapping[str, Any], head_dim: int, *
     unknown = [
         key
         for key, value in parameters.items()
-        if key not in (*ROPE_PARAMETERS, *ROPE_READ_ELSEWHERE) and value is not None
+        if key not in (*ROPE_PARAMETERS, *ROPE_READ_ELSEWHERE, *ROPE_OF_IMAGES) and value is not None
     ]
     if unknown:
         raise UnsupportedModelError(f"{keys.family}: rope parameter {unknown[0]!r} is not implemented")

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.checkpoints.config_keys import ConfigKeys
-from paceline.checkpoints.families import Rename, declared_dtype, spec_from_config
+from paceline.checkpoints.families import declared_dtype, spec_from_config
+from paceline.checkpoints.model_family import Rename
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import DenoiserSpec, ModelSpec
 

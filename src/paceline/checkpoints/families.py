@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from paceline.checkpoints.config_keys import ConfigKeys, Windows, layer_specs, local_and_global, rope_spec
+from paceline.checkpoints.config_keys import ConfigKeys, layer_specs, local_and_global, rope_spec
 from paceline.checkpoints.encoder_decoder_families import encoder_decoder_spec, is_encoder_decoder
+from paceline.checkpoints.hybrid_families import HYBRID_FAMILIES
+from paceline.checkpoints.model_family import ModelFamily, Rename, moe_spec
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models import LatentSpec, LayerSpec, ModelSpec, MoeSpec, RopeSpec
+from paceline.models import LatentSpec, LayerSpec, ModelSpec, RopeSpec
 from paceline.utils import shortened
 
 ACTIVATIONS: Mapping[str, Literal["silu", "gelu", "gelu_tanh"]] = {
@@ -37,43 +39,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "lm_head_bias": (None, False),
 }
 """Keys that change the model, with the values under which they do not."""
-
-Extra = Callable[[ConfigKeys], dict[str, Any]]
-Rename = tuple[tuple[re.Pattern[str], str], ...]
-"""Patterns of tensors' names, and what takes their place, one after another."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelFamily:
-    """What is fixed for a family; the rest is in its `config.json`.
-
-    Attributes:
-        keys: keys of its files by other names than Llama's: own name -> Llama's, by which all code asks for them.
-        names: patterns of tensors' names of its own, and what takes their place, so that `checkpoints.weights` knows
-            them.
-        defaults: of keys that its files may leave out, by Llama's names.
-        windows: see `layer_keys.layer_specs`.
-        rope_by_type: one rotary table for each layer type.
-        rope_in_windows: layers without a sliding window have no rotary embedding.
-        rope_interleaved: see `RopeSpec`.
-        attention_bias: "no", "qkv" (always, but not on o), or "key": on all four if the key `attention_bias` says so.
-        mlp_bias: the key `mlp_bias` counts.
-        extra: further fields of ModelSpec, or other values of those that the others set.
-    """
-
-    keys: Mapping[str, str] = field(default_factory=dict)
-    names: Rename = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    placement: Literal["pre", "post", "sandwich"] = "pre"
-    norm_offset: bool = False
-    qk_norm: Literal["head", "full"] | None = None
-    windows: Windows = "none"
-    rope_by_type: bool = False
-    rope_in_windows: bool = False
-    rope_interleaved: bool = False
-    attention_bias: Literal["no", "qkv", "key"] = "key"
-    mlp_bias: bool = False
-    extra: Extra = lambda keys: {}
 
 
 def _gemma(keys: ConfigKeys) -> dict[str, Any]:
@@ -101,16 +66,16 @@ def _granite(keys: ConfigKeys) -> dict[str, Any]:
 
 def _mixtral(keys: ConfigKeys) -> dict[str, Any]:
     inner = keys.size("intermediate_size")
-    return {"moe": _moe(keys, "num_local_experts", inner, norm_top_k=True)}
+    return {"moe": moe_spec(keys, "num_local_experts", inner, norm_top_k=True)}
 
 
 def _qwen3_moe(keys: ConfigKeys) -> dict[str, Any]:
     inner = keys.size("moe_intermediate_size")
-    return {"moe": _moe(keys, "num_experts", inner, norm_top_k=keys.flag("norm_topk_prob"))}
+    return {"moe": moe_spec(keys, "num_experts", inner, norm_top_k=keys.flag("norm_topk_prob"))}
 
 
 def _qwen2_moe(keys: ConfigKeys) -> dict[str, Any]:
-    moe = _moe(keys, "num_experts", keys.size("moe_intermediate_size"), norm_top_k=keys.flag("norm_topk_prob"))
+    moe = moe_spec(keys, "num_experts", keys.size("moe_intermediate_size"), norm_top_k=keys.flag("norm_topk_prob"))
     moe = replace(moe, shared=keys.size("shared_expert_intermediate_size"), shared_gate=True)
     if keys.flag("use_sliding_window"):
         raise UnsupportedModelError(f"{keys.family}: use_sliding_window=True is not implemented")
@@ -135,7 +100,7 @@ def _cohere2(keys: ConfigKeys) -> dict[str, Any]:
 
 
 def _gpt_oss(keys: ConfigKeys) -> dict[str, Any]:
-    moe = _moe(keys, "num_local_experts", keys.size("intermediate_size"), norm_top_k=True)
+    moe = moe_spec(keys, "num_local_experts", keys.size("intermediate_size"), norm_top_k=True)
     return {
         "moe": replace(moe, bias=True),
         "attention_sinks": True,
@@ -162,7 +127,7 @@ def _deepseek_v2(keys: ConfigKeys) -> dict[str, Any]:
     rope = replace(rope_spec(keys, latent.rope), interleaved=True)
     inner = keys.size("moe_intermediate_size")
     moe = replace(
-        _moe(keys, "n_routed_experts", inner, norm_top_k=False),
+        moe_spec(keys, "n_routed_experts", inner, norm_top_k=False),
         shared=inner * (keys.optional_size("n_shared_experts") or 0),
         scaling=keys.positive("routed_scaling_factor"),
         groups=_expert_groups(keys) if method == "group_limited_greedy" else None,
@@ -191,17 +156,6 @@ def _length_scale(rope: RopeSpec) -> float:
     scaling: Any = rope.scaling
     factor, share = float(scaling.get("factor") or 1.0), float(scaling.get("mscale_all_dim") or 0.0)
     return 1.0 if factor <= 1 else 1.0 + 0.1 * share * math.log(factor)
-
-
-def _moe(keys: ConfigKeys, name: str, inner: int, *, norm_top_k: bool) -> MoeSpec:
-    other = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}.get(name, name)
-    experts = keys.optional_size(other) or keys.size(name)
-    top_k = keys.size("num_experts_per_tok")
-    if top_k > experts:
-        raise CheckpointError(
-            f"config.json: num_experts_per_tok is {top_k}, but there are {experts} experts; repair it"
-        )
-    return MoeSpec(experts=experts, top_k=top_k, intermediate=inner, norm_top_k=norm_top_k)
 
 
 _COMMON: Mapping[str, Any] = {
@@ -346,8 +300,9 @@ FAMILIES: Mapping[str, ModelFamily] = {
     ),
     "gpt_oss": ModelFamily(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
     "deepseek_v2": ModelFamily(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
+    **HYBRID_FAMILIES,
 }
-MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text"}
+MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 """Families whose text part, `text_config`, runs natively."""
 
 
@@ -433,6 +388,8 @@ def _ropes(keys: ConfigKeys, family: ModelFamily, head_dim: int) -> Mapping[str,
 
 
 def _layers(keys: ConfigKeys, family: ModelFamily, *, mixture: bool) -> tuple[LayerSpec, ...]:
+    if family.layers is not None:
+        return family.layers(keys)
     layers = layer_specs(keys, family.windows, rope_by_type=family.rope_by_type, mixture=mixture)
     if family.rope_in_windows:
         return tuple(layer if layer.window else replace(layer, rope=None) for layer in layers)

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.checkpoints.canonical_tensors import StoredTensor
 from paceline.checkpoints.gguf_blocks import block_values
 from paceline.checkpoints.gguf_checkpoint import GgufCheckpoint
 from paceline.checkpoints.quantization import MATRICES
-from paceline.checkpoints.weights import StoredNames, StoredTensor, chosen_pieces, targets
+from paceline.checkpoints.weights import StoredNames, chosen_pieces, targets
 from paceline.models import ModelSpec
 
 Ints = npt.NDArray[np.int64]

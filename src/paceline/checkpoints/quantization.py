@@ -35,7 +35,7 @@ Forms = Form | Mapping[str, Form]
 NATIVE_ONLY = "needs a model of the native runner; leave quantization out, or take a checkpoint of a supported family"
 
 MATRICES = re.compile(
-    r"^(layers\.\d+\.(qkv|q_b|o|cross_q|cross_o|(shared\.)?(gate_up|down))\.weight|layers\.\d+\.experts\.(gate_up|down)|head\.weight)$"
+    r"^(layers\.\d+\.(qkv|attn_gate|q_b|o|cross_q|cross_o|mixer\.in|mixer\.out|(shared\.)?(gate_up|down))\.weight|layers\.\d+\.experts\.(gate_up|down)|head\.weight)$"
 )
 """Names of the weights that are quantised."""
 

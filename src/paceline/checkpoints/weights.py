@@ -7,7 +7,8 @@ all key-value heads):
     layers.N.attn_norm, .mlp_norm, .post_attn_norm, .post_mlp_norm (d,), as far as the placement has them
     layers.N.qkv (q + 2k, d), .o (d, q), .gate_up (2i, d), or (i, d) without a gate, .down (d, i)
     layers.N.q_norm.weight, .k_norm.weight    (head dim,), or (q,) and (k,)
-    layers.N.sinks (h,)
+    layers.N.sinks (h,), .attn_gate (q, d)
+    layers.N.mixer.* (checkpoints.mixer_tensors)
     layers.N.kv_norm.weight, .q_norm.weight, .kv_b.weight, .q_b.weight of latent attention, see `_latent_attention`
     layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`; where
         scores are sigmoids, router.bias (e,) ranks experts, in float32 whatever the dtype
@@ -33,14 +34,16 @@ import math
 import mmap
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 
+from paceline.checkpoints.canonical_tensors import Arrange, CanonicalTensor, Shape, StoredTensor, fused, same, with_bias
 from paceline.checkpoints.checkpoint import Checkpoint, some
 from paceline.checkpoints.encoder_decoder_families import ENCODER_DECODER_FAMILIES
 from paceline.checkpoints.families import FAMILIES, renamed
+from paceline.checkpoints.mixer_tensors import mixer_tensors
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import EncoderSpec, ModelSpec
 from paceline.utils import parts_of
@@ -48,8 +51,8 @@ from paceline.utils import parts_of
 log = logging.getLogger("paceline")
 
 PREFIX = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)")
-IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(vision_tower|multi_modal_projector)\.")
-"""Buffers that are computed, and parts of a multimodal model that text does not use."""
+IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(vision_tower|multi_modal_projector|visual|mtp)\.")
+"""Buffers that are computed, parts of a multimodal model that text does not use, and heads that predict more tokens."""
 
 FOREIGN: Mapping[str, str] = {
     "lora_": "LoRA weights; give the folder of the adapter as lora=FOLDER beside its base model",
@@ -58,60 +61,23 @@ FOREIGN: Mapping[str, str] = {
     "quant_state": "bitsandbytes weights; use the checkpoint in bfloat16 or float16",
 }
 
-Shape = tuple[int, ...]
-Arrange = Callable[[torch.Tensor], torch.Tensor]
 Replacement = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A stored tensor and its place: `at` counts along the target's first free axis, inside `expert` if any.
-
-    Attributes:
-        arrange: what makes the piece of the stored tensor, where it is not the same.
-        length: of the piece along that axis, where it is not the stored tensor's.
-    """
-
-    names: tuple[str, ...]
-    shape: Shape
-    at: int = 0
-    expert: int | None = None
-    arrange: Arrange | None = None
-    length: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CanonicalTensor:
-    """One canonical tensor, and the alternative lists of pieces that make it; what no piece fills is zeros.
-
-    `wide` ones are float32 or wider whatever the model's dtype.
-    """
-
-    name: str
-    shape: Shape
-    recipes: tuple[tuple[StoredTensor, ...], ...]
-    wide: bool = False
-
-    @property
-    def size(self) -> int:
-        """Its number of elements."""
-        return math.prod(self.shape)
 
 
 def targets(spec: ModelSpec) -> Iterator[CanonicalTensor]:
     """All canonical tensors of a model."""
     d, v, encoder = spec.hidden_size, spec.vocab_size, spec.encoder
-    yield _same("embed.weight", (v, d), "embed_tokens.weight", *(SHARED if encoder is not None else ()))
+    yield same("embed.weight", (v, d), "embed_tokens.weight", *(SHARED if encoder is not None else ()))
     yield from _around_layers(spec)
     if not spec.tied:
-        yield _same("head.weight", (v, d), "lm_head.weight")
+        yield same("head.weight", (v, d), "lm_head.weight")
     if spec.head_bias:
         stored = StoredTensor(("lm_head.bias",), (1, v), arrange=torch.flatten, length=v)
         yield CanonicalTensor("head.bias", (v,), ((stored,), ()))
     yield from _layers(spec)
     if encoder is not None:
         if encoder.reads == "encoder_tokens" and not encoder.shared_embedding:
-            yield _same("encoder.embed.weight", (encoder.model.vocab_size, d), "encoder.embed_tokens.weight")
+            yield same("encoder.embed.weight", (encoder.model.vocab_size, d), "encoder.embed_tokens.weight")
         yield from _convolutions(encoder)
         for target in (*_around_layers(encoder.model), *_layers(encoder.model)):
             yield _of_encoder(target)
@@ -137,7 +103,7 @@ def _around_layers(spec: ModelSpec) -> Iterator[CanonicalTensor]:
     """What is done before the first layer and behind the last one."""
     if spec.positions is not None and spec.positions.kind == "learned":
         shape = (spec.positions.rows + spec.positions.offset, spec.hidden_size)
-        yield _same("positions.weight", shape, "embed_positions.weight")
+        yield same("positions.weight", shape, "embed_positions.weight")
     if spec.embed_norm:
         yield from _norm(spec, "embed_norm", "layernorm_embedding")
     if spec.final_norm:
@@ -146,14 +112,20 @@ def _around_layers(spec: ModelSpec) -> Iterator[CanonicalTensor]:
 
 def _layers(spec: ModelSpec) -> Iterator[CanonicalTensor]:
     for index in range(spec.num_layers):
-        yield from _layer(spec, index, f"layers.{index}.")
+        layer = f"layers.{index}."
+        for target in _layer(spec, index, layer):
+            factors = spec.factors.get(target.name.removeprefix(layer))
+            yield target if factors is None else replace(target, factors=factors)
 
 
 def _layer(spec: ModelSpec, index: int, layer: str) -> Iterator[CanonicalTensor]:
-    yield from (_latent_attention if spec.latent else _attention)(spec, layer)
+    if spec.layers[index].attention:
+        yield from (_latent_attention if spec.latent else _attention)(spec, layer)
+    if (mixer := spec.layers[index].mixer) is not None:
+        yield from mixer_tensors(mixer, spec.hidden_size, layer)
     bias = spec.relative_bias
     if bias is not None and (index == 0 or bias.per_layer):
-        yield _same(f"{layer}relative_bias.weight", (bias.buckets, spec.num_heads), f"{layer}relative_bias.weight")
+        yield same(f"{layer}relative_bias.weight", (bias.buckets, spec.num_heads), f"{layer}relative_bias.weight")
     if spec.encoder is not None:
         yield from _cross_attention(spec, layer)
     for name, stored in NORMS["parallel" if spec.parallel else spec.norm_placement].items():
@@ -165,20 +137,14 @@ def _cross_attention(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     d, q, k = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     at, norm = f"{layer}cross_attn.", "cross_norm" if spec.norm_placement == "pre" else "residual_cross_norm"
     yield from _norm(spec, f"{layer}{norm}", f"{layer}cross_attn_layernorm")
-    yield from _with_bias(f"{layer}cross_q", (q, d), f"{at}q_proj", bias=spec.qkv_bias)
+    yield from with_bias(f"{layer}cross_q", (q, d), f"{at}q_proj", bias=spec.qkv_bias)
     parts = [(f"{at}{name}_proj.weight", k) for name in "kv"]
-    yield _fused(f"{layer}cross_kv.weight", parts, (d,), f"{at}kv_proj.weight")
+    yield fused(f"{layer}cross_kv.weight", parts, (d,), f"{at}kv_proj.weight")
     if spec.qkv_bias:
         yield _without_key_bias(
-            _fused(f"{layer}cross_kv.bias", [(f"{at}{name}_proj.bias", k) for name in "kv"], (), f"{at}kv_proj.bias")
+            fused(f"{layer}cross_kv.bias", [(f"{at}{name}_proj.bias", k) for name in "kv"], (), f"{at}kv_proj.bias")
         )
-    yield from _with_bias(f"{layer}cross_o", (d, q), f"{at}o_proj", bias=spec.o_bias)
-
-
-def _with_bias(name: str, shape: Shape, stored: str, *, bias: bool) -> Iterator[CanonicalTensor]:
-    yield _same(f"{name}.weight", shape, f"{stored}.weight")
-    if bias:
-        yield _same(f"{name}.bias", shape[:1], f"{stored}.bias")
+    yield from with_bias(f"{layer}cross_o", (d, q), f"{at}o_proj", bias=spec.o_bias)
 
 
 def _without_key_bias(target: CanonicalTensor) -> CanonicalTensor:
@@ -192,9 +158,9 @@ def _convolutions(encoder: EncoderSpec) -> Iterator[CanonicalTensor]:
     for number, conv in enumerate(encoder.convolutions, 1):
         name = f"encoder.convolutions.{number}"
         shape = (conv.outputs, conv.inputs, conv.kernel)
-        yield from _with_bias(name, shape, name, bias=conv.bias)
+        yield from with_bias(name, shape, name, bias=conv.bias)
         if conv.norm:
-            yield from _with_bias(f"{name}.norm", (conv.outputs,), f"{name}.norm", bias=True)
+            yield from with_bias(f"{name}.norm", (conv.outputs,), f"{name}.norm", bias=True)
 
 
 NORMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -221,25 +187,9 @@ def _transformation(spec: ModelSpec, index: int) -> Iterator[CanonicalTensor]:
     return _biased_experts(spec, f"layers.{index}.") if spec.moe.bias else _experts(spec, f"layers.{index}.")
 
 
-def _same(name: str, shape: Shape, *stored: str, arrange: Arrange | None = None) -> CanonicalTensor:
-    return CanonicalTensor(name, shape, ((StoredTensor(stored, shape, arrange=arrange),),))
-
-
 def _norm(spec: ModelSpec, name: str, *stored: str) -> Iterator[CanonicalTensor]:
     for kind in ("weight", "bias") if spec.norm_bias else ("weight",):
-        yield _same(f"{name}.{kind}", (spec.hidden_size,), *(f"{stored_name}.{kind}" for stored_name in stored))
-
-
-def _fused(
-    name: str, widths: Sequence[tuple[str, int]], rest: Shape, whole: str, arrange: Mapping[str, Arrange] = {}
-) -> CanonicalTensor:
-    """A tensor stored in parts along its first axis, or as one called `whole`."""
-    pieces, at = [], 0
-    for part, width in widths:
-        pieces.append(StoredTensor((part,), (width, *rest), at, arrange=arrange.get(part)))
-        at += width
-    alone = () if arrange else ((StoredTensor((whole,), (at, *rest)),),)
-    return CanonicalTensor(name, (at, *rest), (*alone, tuple(pieces)))
+        yield same(f"{name}.{kind}", (spec.hidden_size,), *(f"{stored_name}.{kind}" for stored_name in stored))
 
 
 def evens_then_odds(rows: torch.Tensor) -> torch.Tensor:
@@ -263,17 +213,38 @@ def _attention(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
         if wanted:
             parts = [(f"{at}{name}_proj.{kind}", width) for name, width in (("q", q), ("k", k), ("v", k))]
             turned = {} if turn is None else {part: turn for part, _ in parts[:2]}
-            fused = _fused(f"{layer}qkv.{kind}", parts, rest, f"{at}qkv_proj.{kind}", turned)
-            yield _without_key_bias(fused) if kind == "bias" and spec.family == "whisper" else fused
-    yield _same(f"{layer}o.weight", (d, q), f"{at}o_proj.weight")
+            whole = fused(f"{layer}qkv.{kind}", parts, rest, f"{at}qkv_proj.{kind}", turned)
+            if spec.attention_gate:
+                query = partial(_half_of_heads, head_dim=spec.head_dim, half=0)
+                whole = _from_both(whole, f"{at}q_proj.{kind}", query)
+                gate = partial(_half_of_heads, head_dim=spec.head_dim, half=1)
+                own = same(f"{layer}attn_gate.{kind}", (q, *rest), f"{at}q_proj.{kind}")
+                yield _from_both(own, f"{at}q_proj.{kind}", gate)
+            yield _without_key_bias(whole) if kind == "bias" and spec.family == "whisper" else whole
+    yield same(f"{layer}o.weight", (d, q), f"{at}o_proj.weight")
     if spec.o_bias:
-        yield _same(f"{layer}o.bias", (d,), f"{at}o_proj.bias")
+        yield same(f"{layer}o.bias", (d,), f"{at}o_proj.bias")
     if spec.qk_norm is not None:
         head = (spec.head_dim, spec.head_dim)
         for name, width in zip("qk", head if spec.qk_norm == "head" else (q, k), strict=True):
-            yield _same(f"{layer}{name}_norm.weight", (width,), f"{at}{name}_norm.weight", arrange=turn)
+            yield same(f"{layer}{name}_norm.weight", (width,), f"{at}{name}_norm.weight", arrange=turn)
     if spec.attention_sinks:
-        yield _same(f"{layer}sinks", (spec.num_heads,), f"{at}sinks")
+        yield same(f"{layer}sinks", (spec.num_heads,), f"{at}sinks")
+
+
+def _from_both(target: CanonicalTensor, stored: str, arrange: Arrange) -> CanonicalTensor:
+    """The same, where queries are stored with gates between their heads."""
+
+    def half(piece: StoredTensor) -> StoredTensor:
+        both = (2 * piece.shape[0], *piece.shape[1:])
+        return piece if piece.names != (stored,) else replace(piece, shape=both, arrange=arrange, length=piece.shape[0])
+
+    return replace(target, recipes=tuple(tuple(half(piece) for piece in recipe) for recipe in target.recipes))
+
+
+def _half_of_heads(rows: torch.Tensor, head_dim: int, half: int) -> torch.Tensor:
+    """The first or second rows of heads that are stored with twice as many."""
+    return rows.view(-1, 2, head_dim, *rows.shape[1:])[:, half].flatten(0, 1)
 
 
 def _latent_attention(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
@@ -287,13 +258,13 @@ def _latent_attention(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     first = (f"{at}q_proj.weight", heads * query) if rank is None else (f"{at}q_a_proj.weight", rank)
     if rank is None:
         arrange[first[0]] = turned
-    yield _fused(f"{layer}qkv.weight", (first, (rotated, latent.rank + latent.rope)), (d,), "", arrange)
+    yield fused(f"{layer}qkv.weight", (first, (rotated, latent.rank + latent.rope)), (d,), "", arrange)
     if rank is not None:
-        yield _same(f"{layer}q_norm.weight", (rank,), f"{at}q_a_layernorm.weight")
-        yield _same(f"{layer}q_b.weight", (heads * query, rank), f"{at}q_b_proj.weight", arrange=turned)
-    yield _same(f"{layer}kv_norm.weight", (latent.rank,), f"{at}kv_a_layernorm.weight")
-    yield _same(f"{layer}kv_b.weight", (heads * (latent.nope + latent.value), latent.rank), f"{at}kv_b_proj.weight")
-    yield _same(f"{layer}o.weight", (d, heads * latent.value), f"{at}o_proj.weight")
+        yield same(f"{layer}q_norm.weight", (rank,), f"{at}q_a_layernorm.weight")
+        yield same(f"{layer}q_b.weight", (heads * query, rank), f"{at}q_b_proj.weight", arrange=turned)
+    yield same(f"{layer}kv_norm.weight", (latent.rank,), f"{at}kv_a_layernorm.weight")
+    yield same(f"{layer}kv_b.weight", (heads * (latent.nope + latent.value), latent.rank), f"{at}kv_b_proj.weight")
+    yield same(f"{layer}o.weight", (d, heads * latent.value), f"{at}o_proj.weight")
 
 
 def _rotated_first(tensor: torch.Tensor, head_dim: int, dims: int) -> torch.Tensor:
@@ -308,14 +279,14 @@ def _mlp(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     for kind, rest, wanted in (("weight", (d,), True), ("bias", (), spec.mlp_bias)):
         if wanted and spec.gated:
             parts = [(f"{layer}mlp.{name}_proj.{kind}", inner) for name in ("gate", "up")]
-            fused = _fused(f"{layer}gate_up.{kind}", parts, rest, f"{layer}mlp.gate_up_proj.{kind}")
-            turned = StoredTensor((f"{layer}mlp.up_gate_proj.{kind}",), fused.shape, arrange=_second_half_first)
-            yield replace(fused, recipes=(*fused.recipes, (turned,)))
+            whole = fused(f"{layer}gate_up.{kind}", parts, rest, f"{layer}mlp.gate_up_proj.{kind}")
+            turned = StoredTensor((f"{layer}mlp.up_gate_proj.{kind}",), whole.shape, arrange=_second_half_first)
+            yield replace(whole, recipes=(*whole.recipes, (turned,)))
         elif wanted:
-            yield _same(f"{layer}gate_up.{kind}", (inner, *rest), f"{layer}mlp.up_proj.{kind}")
-    yield _same(f"{layer}down.weight", (d, inner), f"{layer}mlp.down_proj.weight")
+            yield same(f"{layer}gate_up.{kind}", (inner, *rest), f"{layer}mlp.up_proj.{kind}")
+    yield same(f"{layer}down.weight", (d, inner), f"{layer}mlp.down_proj.weight")
     if spec.mlp_bias:
-        yield _same(f"{layer}down.bias", (d,), f"{layer}mlp.down_proj.bias")
+        yield same(f"{layer}down.bias", (d,), f"{layer}mlp.down_proj.bias")
 
 
 def _second_half_first(rows: torch.Tensor) -> torch.Tensor:
@@ -350,9 +321,9 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     def whole(name: str, shape: Shape) -> tuple[StoredTensor, ...]:
         return (StoredTensor(tuple(f"{block}experts.{name}" for block in blocks), shape),)
 
-    yield _same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
+    yield same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
     if moe.sigmoid:
-        yield replace(_same(f"{layer}router.bias", (count,), f"{layer}mlp.gate.expert_bias"), wide=True)
+        yield replace(same(f"{layer}router.bias", (count,), f"{layer}mlp.gate.expert_bias"), wide=True)
     shape, alone = (count, 2 * inner, d), _one_by_one(layer, count, GATE_UP, (inner, d))
     yield CanonicalTensor(f"{layer}experts.gate_up", shape, (whole("gate_up_proj", shape), alone))
     shape, alone = (count, d, inner), _one_by_one(layer, count, DOWN, (d, inner))
@@ -360,10 +331,14 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     if moe.shared:
         at = f"{layer}mlp.shared_expert{'' if moe.shared_gate else 's'}."
         parts = [(f"{at}{name}_proj.weight", moe.shared) for name in ("gate", "up")]
-        yield _fused(f"{layer}shared.gate_up.weight", parts, (d,), f"{at}gate_up_proj.weight")
-        yield _same(f"{layer}shared.down.weight", (d, moe.shared), f"{at}down_proj.weight")
+        shared = fused(f"{layer}shared.gate_up.weight", parts, (d,), f"{at}gate_up_proj.weight")
+        beside = StoredTensor((f"{layer}mlp.gate_up_proj.weight",), shared.shape)
+        yield replace(shared, recipes=(*shared.recipes, (beside,)))
+        yield same(
+            f"{layer}shared.down.weight", (d, moe.shared), f"{at}down_proj.weight", f"{layer}mlp.down_proj.weight"
+        )
     if moe.shared_gate:
-        yield _same(f"{layer}shared.gate.weight", (1, d), f"{layer}mlp.shared_expert_gate.weight")
+        yield same(f"{layer}shared.gate.weight", (1, d), f"{layer}mlp.shared_expert_gate.weight")
 
 
 def _biased_experts(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
@@ -373,8 +348,8 @@ def _biased_experts(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     moe = spec.moe
     assert moe is not None
     d, count, inner = spec.hidden_size, moe.experts, moe.intermediate
-    yield _same(f"{layer}router.weight", (count, d), f"{layer}mlp.router.weight")
-    yield _same(f"{layer}router.bias", (count,), f"{layer}mlp.router.bias")
+    yield same(f"{layer}router.weight", (count, d), f"{layer}mlp.router.weight")
+    yield same(f"{layer}router.bias", (count,), f"{layer}mlp.router.bias")
     for name, parts, width, inputs in (("gate_up", GATE_UP, inner, d), ("down", DOWN, d, inner)):
         stored, order = f"{layer}mlp.experts.{name}_proj", _gate_then_up if name == "gate_up" else None
         outputs = len(parts) * width
@@ -544,6 +519,11 @@ def _read(names: StoredNames, target: CanonicalTensor, dtype: torch.dtype, devic
             names.checked(name, piece)
         else:
             names.fill(name, piece, place.narrow(0, piece.at, piece.length or piece.shape[0]))
+    at = 0
+    for rows, factor in target.factors:
+        if not out.is_meta:
+            out.narrow(0, at, rows).mul_(factor)
+        at += rows
     return out
 
 

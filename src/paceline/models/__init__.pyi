@@ -37,6 +37,11 @@ from .inputs import EmbeddedSpan as EmbeddedSpan
 from .inputs import Inputs as Inputs
 from .load import load_runner as load_runner
 from .load import resolve_device as resolve_device
+from .mixer_spec import DeltaSpec as DeltaSpec
+from .mixer_spec import Mamba2Spec as Mamba2Spec
+from .mixer_spec import MixerSpec as MixerSpec
+from .mixer_spec import ShortConvSpec as ShortConvSpec
+from .mixer_spec import StateShape as StateShape
 from .runners.remapped_tokens import MappedRunner as MappedRunner
 from .spec import ConvolutionSpec as ConvolutionSpec
 from .spec import DenoiserSpec as DenoiserSpec

@@ -43,7 +43,7 @@ from paceline.checkpoints import (
 from paceline.config import DTYPES, NOT_QUANTIZED, QUANTIZATIONS
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
-from paceline.models.layers.decoder import Weights
+from paceline.models.layers.own_weights import Weights
 from paceline.models.memory import check_files, fit_context
 from paceline.models.passes.eligibility import fits
 from paceline.models.passes.packed_weights import PackedWeights
@@ -59,6 +59,7 @@ from paceline.models.spec import ModelSpec
 if TYPE_CHECKING:
     from paceline.models.runners.longrope import LongRopeRunner
     from paceline.models.runners.native import NativeRunner
+    from paceline.models.runners.recurrent import RecurrentRunner
 
 log = logging.getLogger("paceline")
 
@@ -438,11 +439,14 @@ def _instead(plan: _Plan, *, shape_only: bool) -> Replacement:
     return instead
 
 
-def _runner_of(spec: ModelSpec) -> type[NativeRunner | LongRopeRunner]:
-    """The runner class for a model's rotary embeddings."""
+def _runner_of(spec: ModelSpec) -> type[NativeRunner | LongRopeRunner | RecurrentRunner]:
+    """The runner class for a model's mixers and rotary embeddings."""
     from paceline.models.runners.longrope import LongRopeRunner
     from paceline.models.runners.native import NativeRunner
+    from paceline.models.runners.recurrent import RecurrentRunner
 
+    if spec.states:
+        return RecurrentRunner
     return LongRopeRunner if any(rope.kind == "longrope" for rope in spec.ropes.values()) else NativeRunner
 
 

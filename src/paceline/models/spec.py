@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from paceline.models.mixer_spec import MixerSpec, StateShape
+
 LATENT_EPS: Final = 1e-6
 """Of the norms of latent vectors, whatever those of layers have."""
 
@@ -91,11 +93,15 @@ class LayerSpec:
         rope: key into `ModelSpec.ropes`, or None for no positional encoding (NoPE).
         window: sliding window in tokens (a query sees itself and window - 1 before it), or None for full attention.
         moe: this layer's MLP is the mixture of experts.
+        attention: there is attention in it. mixer: there is a mixer, beside attention or instead; what both give is
+            added.
     """
 
     rope: str | None = "default"
     window: int | None = None
     moe: bool = False
+    attention: bool = True
+    mixer: MixerSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +210,9 @@ class ModelSpec:
         embed_norm: embeddings are normed, positions included. final_norm: so are the states behind the last layer.
         head_bias: logits have a bias.
         encoder: of an encoder-decoder model, each layer of which also attends to what its encoder made of the source.
+        attention_gate: what attention gives is multiplied by the sigmoid of another map of its input.
+        factors: what rows of weights are multiplied by as they are read, by the weight's name in its layer: runs of
+            (rows, factor).
         max_context: longest sequence that the checkpoint declares.
         dtype: the checkpoint's ("float32", "bfloat16", "float16").
         stored_rows: of embedding and head in the files, where those from `vocab_size` on, which are no tokens, are left
@@ -254,10 +263,17 @@ class ModelSpec:
     final_norm: bool = True
     head_bias: bool = False
     encoder: EncoderSpec | None = None
+    attention_gate: bool = False
+    factors: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def states(self) -> Mapping[int, StateShape]:
+        """What the mixers of layers keep, by layer."""
+        return {index: layer.mixer.state for index, layer in enumerate(self.layers) if layer.mixer is not None}
 
     @property
     def scale(self) -> float:

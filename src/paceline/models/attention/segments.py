@@ -8,7 +8,7 @@ graph reads (fixed_shape_attention), lists of slots for compiled code (slot_list
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -19,7 +19,8 @@ import torch
 from paceline.errors import ConfigError
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.cross_memory import CrossMemory
-from paceline.models.state.parts import State, keys_of, memory_of_source
+from paceline.models.state.parts import State, keys_of, memory_of_source, states_of
+from paceline.models.state.recurrent import RecurrentPart
 from paceline.models.state.window_slots import Ints
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -67,6 +68,8 @@ class Segment:
         done: the first `done` inputs are in their slots already; rows are fed for the rest.
         tree: of inputs that branch; None for a chain, of which a row sees all positions of its window up to its own.
         memory: what the rows see of their source; None where there is none.
+        recurrent: the states of the sequence's mixers; None where the model has none.
+        known: a chunk of known tokens, all of which will be committed.
     """
 
     cache: NativeCache
@@ -74,6 +77,8 @@ class Segment:
     done: int = 0
     tree: TreeShape | None = None
     memory: CrossMemory | None = None
+    recurrent: RecurrentPart | None = None
+    known: bool = False
 
     @property
     def rows(self) -> int:
@@ -109,7 +114,7 @@ class Segment:
         if first == self.done and stop == self.slots:
             return self
         tree = None if self.tree is None else TreeShape(self.depths[:stop], self.sees[:stop, :stop])
-        return Segment(self.cache, stop, first, tree, self.memory)
+        return replace(self, slots=stop, done=first, tree=tree)
 
 
 def chunk(state: State, rows: int) -> Segment:
@@ -123,21 +128,22 @@ def chunk(state: State, rows: int) -> Segment:
     cache = keys_of(state)
     cache.reserve(rows)
     cache.scratch = 0
-    return Segment(cache, rows, memory=memory_of_source(state))
+    return Segment(cache, rows, memory=memory_of_source(state), recurrent=states_of(state), known=True)
 
 
 def tree_segment(state: State, tree: TokenTree, done: int) -> Segment:
     """A root with its tree, `done` of whose inputs are in scratch already."""
-    cache, memory = keys_of(state), memory_of_source(state)
+    cache, memory, recurrent = keys_of(state), memory_of_source(state), states_of(state)
     if tree is EMPTY_TREE:
-        return Segment(cache, 1, memory=memory)
+        return Segment(cache, 1, memory=memory, recurrent=recurrent)
     slots = 1 + len(tree)
     if tree.is_chain:
-        return Segment(cache, slots, done, memory=memory)
+        return Segment(cache, slots, done, memory=memory, recurrent=recurrent)
     sees = np.zeros((slots, slots), np.bool_)
     sees[:, 0] = True
     sees[1:, 1:] = tree.ancestor_mask()
-    return Segment(cache, slots, done, TreeShape(np.concatenate([[0], tree.depths]).astype(np.int64), sees), memory)
+    shape = TreeShape(np.concatenate([[0], tree.depths]).astype(np.int64), sees)
+    return Segment(cache, slots, done, shape, memory, recurrent)
 
 
 def fed_tokens(roots: Sequence[int], trees: Sequence[TokenTree], segments: Sequence[Segment]) -> Sequence[int]:

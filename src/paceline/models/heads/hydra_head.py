@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.path_heads import HeadStep, PathHeads, linear, residual
 from paceline.models.heads.shared_rows import embedding_of
-from paceline.models.layers.decoder import Weights
 from paceline.models.layers.linear import Map, make_linear
+from paceline.models.layers.own_weights import Weights
 
 
 class HydraHead(PathHeads):

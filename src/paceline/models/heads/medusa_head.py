@@ -14,7 +14,7 @@ import torch
 
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.path_heads import HeadStep, PathHeads, linear, residual
-from paceline.models.layers.decoder import Weights
+from paceline.models.layers.own_weights import Weights
 
 
 class MedusaHead(PathHeads):

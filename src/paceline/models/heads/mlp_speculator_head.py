@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.path_heads import HeadStep, PathHeads, linear
-from paceline.models.layers.decoder import Weights
 from paceline.models.layers.linear import Map
+from paceline.models.layers.own_weights import Weights
 
 EPS: Final = 1e-6
 

@@ -21,8 +21,8 @@ from paceline.models.base import Runner
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.head_files import read_head
 from paceline.models.heads.shared_rows import head_of, target_rows
-from paceline.models.layers.decoder import Weights
 from paceline.models.layers.linear import Map, make_linear
+from paceline.models.layers.own_weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,174 +7,32 @@ models.attention.tree_attention. Sources: Llama 2 (arXiv:2307.09288), rotary emb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
-from torch.nn import functional as F
 
 from paceline.models.attention.source_attention import SourceAttention
 from paceline.models.attention.tree_attention import AttentionStep
 from paceline.models.base import ALL_LAYERS, LayerPlan
-from paceline.models.layers.experts import make_mlp, make_moe
-from paceline.models.layers.latent import LatentAttention, make_latent_norm
+from paceline.models.layers.experts import make_mlp
 from paceline.models.layers.linear import (
     Map,
     RowInvariance,
-    in_float32,
-    make_head_norm,
-    make_layer_norm,
     make_linear,
-    make_norm,
     make_quantized_linear,
 )
+from paceline.models.layers.mixers.kinds import make_mixer
+from paceline.models.layers.mixers.step import RecurrentStep
+from paceline.models.layers.own_weights import OwnWeights, Weights, norm_of
 from paceline.models.layers.positions import Placement, position_table, relative_biases
 from paceline.models.layers.rope import Rotation, Rotations
-from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec, attention_shape
-
-Weights = dict[str, torch.Tensor]
-
-
-def norm_of(spec: ModelSpec, weights: Weights, name: str) -> Map | None:
-    """The norm of that name, if there is one; its weights are taken out."""
-    weight, bias = weights.pop(f"{name}.weight", None), weights.pop(f"{name}.bias", None)
-    if weight is None:
-        return None
-    if spec.norm == "layer":
-        return make_layer_norm(weight, bias, spec.norm_eps)
-    return make_norm(weight, spec.norm_eps, offset=spec.norm_offset)
+from paceline.models.spec import AttentionShape, ModelSpec, attention_shape
 
 
 def placement_of(spec: ModelSpec, weights: Weights, dtype: torch.dtype, device: torch.device) -> Placement:
     """What embeddings get for their positions; its weights are taken out."""
     table, norm = position_table(spec, weights, dtype, device), norm_of(spec, weights, "embed_norm")
     return Placement(table, norm, empty_start=spec.empty_start)
-
-
-class OwnWeights:
-    """One layer's part of the weights, handed out once each.
-
-    Args:
-        prefix: of the layer's canonical names.
-        dtype: of the activations.
-    """
-
-    def __init__(
-        self, weights: Weights, prefix: str, spec: ModelSpec, row_invariant: RowInvariance, dtype: torch.dtype
-    ) -> None:
-        self._weights, self._prefix, self._spec = weights, prefix, spec
-        self._row_invariant, self._dtype = row_invariant, dtype
-
-    def take(self, name: str) -> torch.Tensor:
-        """The tensor itself."""
-        return self._weights.pop(self._prefix + name)
-
-    def norm(self, name: str) -> Map | None:
-        """The norm of that name, if the layer has it."""
-        return norm_of(self._spec, self._weights, self._prefix + name)
-
-    def linear(self, name: str, *, rows: torch.Tensor | None = None, columns: torch.Tensor | None = None) -> Map:
-        """The linear map of that name, its outputs and inputs reordered."""
-        weight, bias = self.take(f"{name}.weight"), self._weights.pop(f"{self._prefix}{name}.bias", None)
-        scale = self._weights.pop(f"{self._prefix}{name}.scale", None)
-        if rows is not None:
-            weight = weight[rows.to(weight.device)]
-            scale = None if scale is None else scale[rows.to(scale.device)]
-            bias = None if bias is None else bias[rows.to(bias.device)]
-        if scale is None and columns is not None:
-            weight = weight[:, columns.to(weight.device)]
-        return self._product(weight, scale, bias, columns)
-
-    def experts(self, name: str) -> list[Map]:
-        """The maps of all experts, from a stack of weights."""
-        weights = self.take(f"experts.{name}")
-        scales, biases = (self._weights.pop(f"{self._prefix}experts.{name}.{kind}", None) for kind in ("scale", "bias"))
-        return [
-            self._product(weight, None if scales is None else scales[e], None if biases is None else biases[e])
-            for e, weight in enumerate(weights)
-        ]
-
-    def mixture(self) -> Map:
-        """The mixture of experts, with what every token goes through beside them."""
-        spec, preference = self._spec, None
-        if spec.moe is not None and spec.moe.sigmoid:
-            preference = self._weights.pop(f"{self._prefix}router.bias", None)
-            router = self._wide_router()
-        else:
-            router = self.linear("router")
-        experts = make_moe(spec, router, self.experts("gate_up"), self.experts("down"), preference)
-        if spec.moe is None or not spec.moe.shared:
-            return experts
-        shared = make_mlp(spec, self.linear("shared.gate_up"), self.linear("shared.down"))
-        if not spec.moe.shared_gate:
-            return lambda x: experts(x).add_(shared(x))
-        gate = self.linear("shared.gate")
-        return lambda x: experts(x).add_(shared(x).mul_(_sigmoid_by_row(gate(x))))
-
-    def _wide_router(self) -> Map:
-        """The router in float32, or in float64 for a float64 model."""
-        weight = in_float32(self.take("router.weight"))
-        linear = make_linear(weight, row_invariant=self._row_invariant)
-        return lambda x: linear(x.to(weight.dtype))
-
-    def _product(
-        self,
-        weight: torch.Tensor,
-        scale: torch.Tensor | None,
-        bias: torch.Tensor | None = None,
-        columns: torch.Tensor | None = None,
-    ) -> Map:
-        if scale is None:
-            return make_linear(weight, bias, row_invariant=self._row_invariant)
-        return make_quantized_linear(
-            weight, scale, bias, dtype=self._dtype, row_invariant=self._row_invariant, columns=columns
-        )
-
-    def latent(self, latent: LatentSpec, heads: int) -> LatentAttention:
-        """The maps of latent attention."""
-        query: Map | None = None
-        if latent.query_rank is not None:
-            query = _in_turn(make_latent_norm(self.take("q_norm.weight")), self.linear("q_b"))
-        return LatentAttention(
-            latent,
-            heads,
-            both=self.linear("qkv"),
-            query=query,
-            norm=make_latent_norm(self.take("kv_norm.weight")),
-            kv_b=self.take("kv_b.weight"),
-            o=self.linear("o"),
-            row_invariant=self._row_invariant,
-        )
-
-    def qk_norm(self, shape: AttentionShape, order: torch.Tensor) -> Callable[[torch.Tensor], None] | None:
-        """In place on the first heads + kv_heads rows of (r, heads + 2 * kv_heads, head dim)."""
-        spec = self._spec
-        kind, eps, offset = spec.qk_norm, spec.qk_norm_eps or spec.norm_eps, spec.norm_offset
-        if kind is None:
-            return None
-        q, k = self.take("q_norm.weight"), self.take("k_norm.weight")
-        if kind == "head":
-            by_head = torch.cat([q.expand(shape.heads, -1), k.expand(shape.kv_heads, -1)])
-            return _in_place(make_head_norm(by_head, eps, offset=offset), (0, shape.heads + shape.kv_heads), flat=False)
-        q_norm = _in_place(make_norm(q[order.to(q.device)], eps, offset=offset), (0, shape.heads), flat=True)
-        k_norm = _in_place(make_norm(k, eps, offset=offset), (shape.heads, shape.kv_heads), flat=True)
-
-        def both(qkv: torch.Tensor) -> None:
-            q_norm(qkv)
-            k_norm(qkv)
-
-        return both
-
-
-def _in_turn(first: Map, second: Map) -> Map:
-    return lambda x: second(first(x))
-
-
-def _in_place(norm: Map, heads: tuple[int, int], *, flat: bool) -> Callable[[torch.Tensor], None]:
-    def apply(qkv: torch.Tensor) -> None:
-        part = qkv.narrow(1, *heads)
-        part.copy_(norm(part.flatten(1)).view_as(part) if flat else norm(part))
-
-    return apply
 
 
 def head_of(spec: ModelSpec, weights: Weights, embedding: torch.Tensor, row_invariant: RowInvariance) -> Map:
@@ -185,11 +43,6 @@ def head_of(spec: ModelSpec, weights: Weights, embedding: torch.Tensor, row_inva
     return make_quantized_linear(
         weights.pop("head.weight"), scale, bias, dtype=embedding.dtype, row_invariant=row_invariant
     )
-
-
-def _sigmoid_by_row(x: torch.Tensor) -> torch.Tensor:
-    """The sigmoid of (r, 1); that of a view goes row by row, so that a row keeps its bits."""
-    return F.pad(x, (0, 1))[:, :1].sigmoid_()
 
 
 def rotate_(heads: torch.Tensor, rotation: Rotation) -> None:
@@ -209,9 +62,9 @@ class PackedLayer:
     """One layer; takes its weights out of `layer_weights` as it packs them."""
 
     __slots__ = (
-        "_attn_norm", "_cross", "_heads", "_index", "_mlp_norm", "_o", "_parallel", "_post_attn_norm",
-        "_post_mlp_norm", "_qk_norm", "_qkv", "_residual", "_residual_norms", "_rope", "_rotated", "_shape", "_sinks",
-        "feed_forward",
+        "_attention", "_attn_norm", "_cross", "_gate", "_heads", "_index", "_mixer", "_mlp_norm", "_o", "_parallel",
+        "_post_attn_norm", "_post_mlp_norm", "_qk_norm", "_qkv", "_residual", "_residual_norms", "_rope", "_rotated",
+        "_shape", "_sinks", "feed_forward",
     )  # fmt: skip
 
     def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, layer_weights: OwnWeights) -> None:
@@ -226,6 +79,17 @@ class PackedLayer:
         self._parallel = spec.parallel
         if spec.parallel:
             self._mlp_norm = self._attn_norm
+        self._mixer = None if layer.mixer is None else make_mixer(layer.mixer, layer_weights)
+        self._attention = layer.attention
+        if layer.attention:
+            self._take_attention(spec, shape, layer_weights)
+        self.feed_forward = (
+            layer_weights.mixture()
+            if layer.moe
+            else make_mlp(spec, layer_weights.linear("gate_up"), layer_weights.linear("down"))
+        )
+
+    def _take_attention(self, spec: ModelSpec, shape: AttentionShape, layer_weights: OwnWeights) -> None:
         self._sinks = sinks_by_head(layer_weights.take("sinks"), shape) if spec.attention_sinks else None
         order = head_order(shape)
         if spec.latent is None:
@@ -235,11 +99,7 @@ class PackedLayer:
             latent = layer_weights.latent(spec.latent, shape.heads)
             self._qkv, self._o = latent.qkv, latent.output
         self._qk_norm = layer_weights.qk_norm(shape, order)
-        self.feed_forward = (
-            layer_weights.mixture()
-            if layer.moe
-            else make_mlp(spec, layer_weights.linear("gate_up"), layer_weights.linear("down"))
-        )
+        self._gate = layer_weights.linear("attn_gate", rows=order) if spec.attention_gate else None
 
     def run(
         self,
@@ -251,17 +111,19 @@ class PackedLayer:
         mlp: bool = True,
         added_qkv: torch.Tensor | None = None,
         source: SourceAttention | None = None,
+        recurrent: RecurrentStep | None = None,
     ) -> None:
         """Add the outputs of all sub-layers, or of some of them, to x (r, hidden).
 
         Args:
-            attention: those of attention, to the source too. mlp: that of the MLP.
+            attention: those of attention, to the source too, and of the mixer. mlp: that of the MLP.
             added_qkv: as of `Passes.run`. source: what rows see of their sources, of an encoder-decoder model.
+            recurrent: what they read of states, of a model with mixers.
         """
         beside = self._transformed(x) if mlp and self._parallel else None
         attn_norm, mlp_norm = self._residual_norms
         if attention:
-            self._add(x, self._attended(x, step, rotations, added_qkv), self._post_attn_norm)
+            self._add(x, self._mixed(x, step, rotations, added_qkv, recurrent), self._post_attn_norm)
             if attn_norm is not None:
                 x.copy_(attn_norm(x))
             if self._cross is not None and source is not None:
@@ -271,16 +133,33 @@ class PackedLayer:
             if mlp_norm is not None:
                 x.copy_(mlp_norm(x))
 
-    def _attended(
-        self, x: torch.Tensor, step: AttentionStep, rotations: Rotations, added_qkv: torch.Tensor | None
+    def _mixed(
+        self,
+        x: torch.Tensor,
+        step: AttentionStep,
+        rotations: Rotations,
+        added_qkv: torch.Tensor | None,
+        recurrent: RecurrentStep | None,
     ) -> torch.Tensor:
-        qkv = self._qkv(x if self._attn_norm is None else self._attn_norm(x))
+        """What attention and the mixer make of x, as far as there are such."""
+        normed = x if self._attn_norm is None else self._attn_norm(x)
+        if self._mixer is None:
+            return self._attended(normed, step, rotations, added_qkv)
+        assert recurrent is not None, "sequences without the states of the model's mixers"
+        mixed = self._mixer.run(normed, recurrent, self._index)
+        return mixed.add_(self._attended(normed, step, rotations, added_qkv)) if self._attention else mixed
+
+    def _attended(
+        self, normed: torch.Tensor, step: AttentionStep, rotations: Rotations, added_qkv: torch.Tensor | None
+    ) -> torch.Tensor:
+        qkv = self._qkv(normed)
         qkv = (qkv if added_qkv is None else qkv + added_qkv).view(self._shape)
         if self._qk_norm is not None:
             self._qk_norm(qkv)
         if self._rope is not None:
             rotate_(qkv.narrow(1, 0, self._rotated), rotations[self._rope])
-        return self._o(step.attend(self._index, qkv, self._sinks))
+        attended = step.attend(self._index, qkv, self._sinks)
+        return self._o(attended if self._gate is None else attended.mul_(self._gate(normed).sigmoid_()))
 
     def _transformed(self, x: torch.Tensor) -> torch.Tensor:
         return self.feed_forward(x if self._mlp_norm is None else self._mlp_norm(x))
@@ -385,19 +264,23 @@ class Decoder:
         *,
         added_qkv: torch.Tensor | None = None,
         source: SourceAttention | None = None,
+        recurrent: RecurrentStep | None = None,
     ) -> dict[int, torch.Tensor]:
-        """Run the planned layers in place on x (r, hidden); `added_qkv` and `source` as of `PackedLayer.run`.
+        """Run the planned layers in place on x (r, hidden); the last three as of `PackedLayer.run`.
 
         Returns copies of x after the layers in `taps` (-1: before all).
         """
         if plan is ALL_LAYERS and not taps:
             for layer in self.layers:
-                layer.run(x, step, rotations, added_qkv=added_qkv, source=source)
+                layer.run(x, step, rotations, added_qkv=added_qkv, source=source, recurrent=recurrent)
             return {}
         kept = {-1: x.clone()} if -1 in taps and plan.first == 0 else {}
         for index in range(plan.first, len(self.layers) if plan.stop is None else plan.stop):
             attention, mlp = index not in plan.skip_attention, index not in plan.skip_mlp
-            self.layers[index].run(x, step, rotations, attention=attention, mlp=mlp, added_qkv=added_qkv, source=source)
+            self.layers[index].run(
+                x, step, rotations, attention=attention, mlp=mlp, added_qkv=added_qkv, source=source,
+                recurrent=recurrent,
+            )  # fmt: skip
             if index in taps:
                 kept[index] = x.clone()
         return kept

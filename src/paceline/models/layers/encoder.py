@@ -11,8 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from paceline.models.attention.source_attention import EncoderStep
-from paceline.models.layers.decoder import OwnWeights, PackedLayer, Weights, norm_of, placement_of
+from paceline.models.layers.decoder import PackedLayer, placement_of
 from paceline.models.layers.linear import RowInvariance
+from paceline.models.layers.own_weights import OwnWeights, Weights, norm_of
 from paceline.models.layers.positions import relative_biases
 from paceline.models.layers.rope import Rotary
 from paceline.models.spec import ConvolutionSpec, EncoderSpec, ModelSpec, attention_shape

@@ -13,6 +13,7 @@ from paceline.models.attention.source_attention import RelativeSteps, SourceAtte
 from paceline.models.attention.tree_attention import AttentionStep, BatchStep, Masks, SequenceStep
 from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
 from paceline.models.layers.decoder import Decoder
+from paceline.models.layers.mixers.step import RecurrentStep
 from paceline.models.layers.rope import Rotary
 
 
@@ -50,7 +51,7 @@ class EagerPasses:
             x = decoder.placement.apply(x, positions)
         kept = decoder.run(
             x, self._step(segments), self.rotary.at(positions, lengths), plan, taps,
-            added_qkv=added_qkv, source=source or self._source(segments),
+            added_qkv=added_qkv, source=source or self._source(segments), recurrent=self._recurrent(segments),
         )  # fmt: skip
         if len(decoder.layers) in taps:
             kept[len(decoder.layers)] = decoder.final_norm(x).contiguous()
@@ -76,6 +77,9 @@ class EagerPasses:
     def _source(self, segments: Sequence[Segment]) -> SourceAttention | None:
         memories = [segment.memory for segment in segments if segment.memory is not None]
         return SourceAttention(self.decoder.shape, memories, [s.rows for s in segments]) if memories else None
+
+    def _recurrent(self, segments: Sequence[Segment]) -> RecurrentStep | None:
+        return RecurrentStep(segments, self.masks.device) if segments[0].recurrent is not None else None
 
     def _step(self, segments: Sequence[Segment]) -> AttentionStep:
         if self.decoder.biases:

@@ -35,6 +35,7 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
         whole &= (latent.query_rank or 0) % 32 == 0
     reasons = {
         "the device is not the CPU": device.type == "cpu",
+        "mixers": not spec.states,
         f"dtype {dtype}": dtype in {torch.float32, torch.bfloat16},
         "a negative attention scale": spec.scale > 0,
         "sizes that do not fill vectors": whole,

@@ -10,3 +10,4 @@ from .layer_drafts import layer_drafts_of as layer_drafts_of
 from .layer_drafts import resuming_pays as resuming_pays
 from .longrope import native_of as native_of
 from .native import NativeRunner as NativeRunner
+from .recurrent import RecurrentRunner as RecurrentRunner

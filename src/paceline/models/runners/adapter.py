@@ -20,7 +20,7 @@ import torch
 from paceline.checkpoints import Checkpoint, load_weights, read_config, resolve, spec_from_config
 from paceline.errors import CheckpointError
 from paceline.models.base import LayerPlan, ModelInfo
-from paceline.models.layers.decoder import Weights
+from paceline.models.layers.own_weights import Weights
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.state.cache import NativeCache

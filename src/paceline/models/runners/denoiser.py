@@ -21,7 +21,8 @@ import torch
 
 from paceline.models.attention.canvas_attention import CanvasStep, view_of
 from paceline.models.denoiser_base import Call, Ints, SlotCache
-from paceline.models.layers.decoder import Decoder, Weights
+from paceline.models.layers.decoder import Decoder
+from paceline.models.layers.own_weights import Weights
 from paceline.models.layers.rope import wide_rotation
 from paceline.models.spec import DenoiserSpec, ModelSpec
 from paceline.models.state.slot_cache import NativeSlotCache

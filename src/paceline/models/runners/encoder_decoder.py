@@ -21,8 +21,8 @@ from paceline.models.abilities import check_inputs
 from paceline.models.attention.segments import chunk
 from paceline.models.checks import check_extend
 from paceline.models.inputs import NO_INPUTS, Inputs
-from paceline.models.layers.decoder import Weights
 from paceline.models.layers.encoder import Encoder
+from paceline.models.layers.own_weights import Weights
 from paceline.models.passes.base import QueriesSource
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.strict import NOT_STRICT_WITH_SOURCE, strict_unavailable

@@ -25,8 +25,9 @@ from paceline.models.base import PassResult, Runner
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.head_files import read_head
 from paceline.models.heads.shared_rows import embedding_of, head_of, target_rows
-from paceline.models.layers.decoder import Weights, head_order
+from paceline.models.layers.decoder import head_order
 from paceline.models.layers.linear import Map, make_linear, make_norm
+from paceline.models.layers.own_weights import Weights
 from paceline.models.runners.state_layer import UNUSED, layer_spec, state_layer
 from paceline.models.spec import ModelSpec, attention_shape
 from paceline.models.state.cache import NativeCache

@@ -20,7 +20,7 @@ import torch
 
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.base import LayerPlan
-from paceline.models.layers.decoder import Weights
+from paceline.models.layers.own_weights import Weights
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.state.cache import NativeCache

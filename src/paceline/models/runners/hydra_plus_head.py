@@ -11,8 +11,8 @@ import torch
 
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.hydra_head import HydraHead
-from paceline.models.layers.decoder import Weights
 from paceline.models.layers.linear import make_norm
+from paceline.models.layers.own_weights import Weights
 from paceline.models.runners.state_layer import layer_spec, state_layer
 from paceline.models.state.cache import NativeCache
 from paceline.tree import EMPTY_TREE, TokenTree

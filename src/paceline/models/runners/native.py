@@ -27,8 +27,9 @@ from paceline.models.attention.tree_attention import Masks
 from paceline.models.base import ALL_LAYERS, Capabilities, LayerPlan, ModelInfo, PassResult
 from paceline.models.checks import check_extend, check_score, check_tokens
 from paceline.models.inputs import NO_INPUTS, Inputs
-from paceline.models.layers.decoder import Decoder, Weights
+from paceline.models.layers.decoder import Decoder
 from paceline.models.layers.linear import RowInvariance
+from paceline.models.layers.own_weights import Weights
 from paceline.models.layers.rope import Rotary
 from paceline.models.passes.base import Passes
 from paceline.models.passes.eager import EagerPasses
@@ -113,6 +114,7 @@ class NativeRunner(StateOperations[NativeCache]):
                 spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
                 copy_limit=copy_limit,
                 windows=windows_of(spec, device, max_context) if forget_behind_windows else (),
+                without_keys=[layer for layer, one in enumerate(spec.layers) if not one.attention],
             )  # fmt: skip
             if not self.rotary.depends_on_length:
                 self.memory = ArenaMemory(self.arena)
@@ -130,7 +132,8 @@ class NativeRunner(StateOperations[NativeCache]):
         """Passes of PyTorch's operators; scoring has graphs beside them where a GPU can capture it."""
         device, dtype = self.arena.kv.device, self.arena.kv.dtype
         decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
-        if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured
+        host = self.spec.moe is not None or bool(self.spec.states)  # choosing experts and going on from states need it
+        if device.type == "cuda" and not host:
             self.graphs = ScoringGraphs(decoder, self.rotary, self.arena, capture=True)
         if row_invariant == "proven":
             passes = EagerPasses(decoder, self.rotary, Masks(dtype, device, row_invariant=True))
@@ -189,6 +192,8 @@ class NativeRunner(StateOperations[NativeCache]):
         result = self._pass(segments, fed, taps=taps, chunked=True, logits=wanted)
         for segment in segments:
             segment.cache.length += segment.slots
+            if segment.recurrent is not None:
+                segment.recurrent.advance(segment.slots)
         rows = at if all_logits else tuple(range(len(segments) + 1))
         return Scores(result.logits, rows, result.taps, result.best)
 
@@ -306,6 +311,8 @@ class NativeRunner(StateOperations[NativeCache]):
             segment = tree_segment(cache, tree, done)
             keys.reserve(segment.slots)
             keys.scratch = segment.slots
+            if segment.recurrent is not None:
+                segment.recurrent.scored = segment.slots
             segments.append(segment)
         return segments
 

@@ -12,7 +12,7 @@ import torch
 from paceline.checkpoints import spec_from_config
 from paceline.models.base import ModelInfo
 from paceline.models.heads.head_config import HeadConfig
-from paceline.models.layers.decoder import Weights
+from paceline.models.layers.own_weights import Weights
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
 

@@ -18,7 +18,7 @@ PagedAttention and automatic prefix caching of vLLM (arXiv:2309.06180).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -277,6 +277,7 @@ class Arena:
 
     Args:
         windows: per layer its sliding window or None, where layers shall give back what is behind it.
+        without_keys: layers that keep no keys and values.
 
     Attributes:
         windowed: keys and values of the layers with a window; None where there are none.
@@ -300,6 +301,7 @@ class Arena:
         slots: int = 2048,
         copy_limit: int = 1024,
         windows: Sequence[int | None] = (),
+        without_keys: Collection[int] = (),
     ) -> None:
         self.kv_heads, self.copy_limit, self.version = kv_heads, copy_limit, 0
         blocks = max(blocks_for(slots), 2)
@@ -308,6 +310,8 @@ class Arena:
         self.pool = BlockPool(blocks, reserved=1)
         window_of = {layer: window for layer, window in enumerate(windows) if window is not None}
         self._windowed_layers, self.windowed = list(window_of), None
+        kept = set(range(layers)) - {*window_of, *without_keys}
+        self._whole_layers, self._without_keys = sorted(kept), sorted(without_keys)
         if window_of:
             self.windowed = WindowSlots(
                 len(window_of),
@@ -319,16 +323,16 @@ class Arena:
                 device=device,
             )
         self.prefixes = PrefixIndex(self.pool, self.windowed)
-        self._adopt(zeros((layers - len(window_of), blocks * BLOCK, 2 * kv_heads, head_dim), dtype, device))
+        self._adopt(zeros((len(kept), blocks * BLOCK, 2 * kv_heads, head_dim), dtype, device))
 
     def _adopt(self, kv: torch.Tensor) -> None:
         self.kv = kv
-        self.layers = list(kv.unbind(0))
+        layers = dict(zip(self._whole_layers, kv.unbind(0), strict=True))
+        layers |= dict.fromkeys(self._without_keys, kv.new_empty(0))
         if self.windowed is not None:
-            for index, layer in zip(self._windowed_layers, self.windowed.kv.unbind(0), strict=True):
-                self.layers.insert(index, layer)
-        whole = [index for index in range(len(self.layers)) if index not in self._windowed_layers]
-        by_head = dict(zip(whole, kv.transpose(1, 2).unsqueeze(1).unbind(0), strict=True))
+            layers |= zip(self._windowed_layers, self.windowed.kv.unbind(0), strict=True)
+        self.layers = [layers[index] for index in sorted(layers)]
+        by_head = dict(zip(self._whole_layers, kv.transpose(1, 2).unsqueeze(1).unbind(0), strict=True))
         self.keys = {index: layer[:, : self.kv_heads] for index, layer in by_head.items()}
         self.values = {index: layer[:, self.kv_heads :] for index, layer in by_head.items()}
 

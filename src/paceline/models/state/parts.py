@@ -24,6 +24,7 @@ from paceline.errors import ConfigError
 from paceline.models.base import PartAbilities
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.cross_memory import CrossMemory, SourcePart
+from paceline.models.state.recurrent import RecurrentPart
 
 
 class StatePart(Protocol):
@@ -140,6 +141,13 @@ def memory_of_source(state: State) -> CrossMemory | None:
     if not isinstance(state, CompositeState):
         return None
     return next((part.read() for part in state.others if isinstance(part, SourcePart)), None)
+
+
+def states_of(state: State) -> RecurrentPart | None:
+    """The states of a sequence's mixers, where it has some."""
+    if not isinstance(state, CompositeState):
+        return None
+    return next((part for part in state.others if isinstance(part, RecurrentPart)), None)
 
 
 class StateOperations(Generic[S]):

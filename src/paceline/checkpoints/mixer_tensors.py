@@ -1,0 +1,102 @@
+"""The canonical weights of mixers (d hidden, c channels of the convolution, t taps, h heads, n value dim):
+
+    mixer.in (.., d), .out (d, ..)    the maps before and behind, without what follows
+    mixer.gates (.., d)               rows of the map before that are small: decays, steps, betas
+    mixer.conv.weight (t, c), .conv.bias (c,)
+    mixer.decay (h,), .step_bias (h,), .skip (h,)    float32 or wider
+    mixer.norm (n,), or (h * n,)
+
+Each `.weight` but for decay, step_bias and skip; `mixer.in.bias` and `mixer.out.bias` where they have one. Stored names
+are those of transformers, `layers.N.mixer.` taking the place of the family's own (`ModelFamily.names`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+
+import torch
+
+from paceline.checkpoints.canonical_tensors import Arrange, CanonicalTensor, StoredTensor, fused, same, with_bias
+from paceline.models import DeltaSpec, Mamba2Spec, MixerSpec, ShortConvSpec
+
+
+def mixer_tensors(mixer: MixerSpec, hidden: int, layer: str) -> Iterator[CanonicalTensor]:
+    """Those of a layer, whose names begin with `layer`."""
+    at = f"{layer}mixer."
+    if isinstance(mixer, ShortConvSpec):
+        yield from _short_conv(mixer, hidden, at)
+    elif isinstance(mixer, DeltaSpec):
+        yield from _delta(mixer, hidden, at)
+    else:
+        yield from _mamba2(mixer, hidden, at)
+
+
+def _short_conv(mixer: ShortConvSpec, hidden: int, at: str) -> Iterator[CanonicalTensor]:
+    yield from with_bias(f"{at}in", (3 * mixer.channels, hidden), f"{at}in_proj", bias=mixer.bias)
+    yield from _convolution(mixer.taps, mixer.channels, at, "conv", bias=mixer.bias)
+    yield from with_bias(f"{at}out", (hidden, mixer.channels), f"{at}out_proj", bias=mixer.bias)
+
+
+def _delta(mixer: DeltaSpec, hidden: int, at: str) -> Iterator[CanonicalTensor]:
+    """Stored in parts (Qwen3.5), or key head by key head as one (Qwen3-Next)."""
+    heads, groups = mixer.value_heads, mixer.key_heads
+    keys, values = mixer.key_dim, mixer.value_dim * heads // groups
+    rows = 2 * mixer.keys + 2 * mixer.values
+    parts = [(f"{at}in_proj_qkv.weight", rows - mixer.values), (f"{at}in_proj_z.weight", mixer.values)]
+    by_part = partial(_by_part, sizes=(keys, keys, values, values))
+    yield _or_turned(fused(f"{at}in.weight", parts, (hidden,), ""), f"{at}in_proj_qkvz.weight", by_part)
+    parts = [(f"{at}in_proj_{name}.weight", heads) for name in "ba"]
+    by_part = partial(_by_part, sizes=(heads // groups, heads // groups))
+    yield _or_turned(fused(f"{at}gates.weight", parts, (hidden,), ""), f"{at}in_proj_ba.weight", by_part)
+    yield from _convolution(mixer.taps, mixer.state.channels, at, "conv1d", bias=False)
+    yield _wide(f"{at}decay", heads, f"{at}A_log")
+    yield _wide(f"{at}step_bias", heads, f"{at}dt_bias")
+    yield same(f"{at}norm.weight", (mixer.value_dim,), f"{at}norm.weight")
+    yield same(f"{at}out.weight", (hidden, mixer.values), f"{at}out_proj.weight")
+
+
+def _or_turned(target: CanonicalTensor, stored: str, arrange: Arrange) -> CanonicalTensor:
+    """The same, or what is stored as one and put into another order."""
+    turned = StoredTensor((stored,), target.shape, arrange=arrange)
+    return replace(target, recipes=(*target.recipes, (turned,)))
+
+
+def _by_part(rows: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Rows of groups, each of so many rows of every part, part by part."""
+    parts = rows.unflatten(0, (-1, sum(sizes))).split(sizes, 1)
+    return torch.cat([part.flatten(0, 1) for part in parts])
+
+
+def _mamba2(mixer: Mamba2Spec, hidden: int, at: str) -> Iterator[CanonicalTensor]:
+    """The steps' rows are the last ones of the map before."""
+    inner = 2 * mixer.inner + 2 * mixer.shared
+    for kind, rest in (("weight", (hidden,)), *((("bias", ()),) if mixer.bias else ())):
+        whole = (inner + mixer.heads, *rest)
+        for name, rows in (("in", slice(0, inner)), ("gates", slice(inner, None))):
+            count = inner if name == "in" else mixer.heads
+            piece = StoredTensor((f"{at}in_proj.{kind}",), whole, arrange=itemgetter(rows), length=count)
+            yield CanonicalTensor(f"{at}{name}.{kind}", (count, *rest), ((piece,),))
+    yield from _convolution(mixer.taps, mixer.state.channels, at, "conv1d", bias=mixer.conv_bias)
+    for name, stored in (("decay", "A_log"), ("step_bias", "dt_bias"), ("skip", "D")):
+        yield _wide(f"{at}{name}", mixer.heads, f"{at}{stored}")
+    if mixer.norm is not None:
+        yield same(f"{at}norm.weight", (mixer.inner,), f"{at}norm.weight")
+    yield from with_bias(f"{at}out", (hidden, mixer.inner), f"{at}out_proj", bias=mixer.out_bias)
+
+
+def _convolution(taps: int, channels: int, at: str, stored: str, *, bias: bool) -> Iterator[CanonicalTensor]:
+    weight = StoredTensor((f"{at}{stored}.weight",), (channels, 1, taps), arrange=_taps_first, length=taps)
+    yield CanonicalTensor(f"{at}conv.weight", (taps, channels), ((weight,),))
+    if bias:
+        yield same(f"{at}conv.bias", (channels,), f"{at}{stored}.bias")
+
+
+def _taps_first(weight: torch.Tensor) -> torch.Tensor:
+    return weight.squeeze(1).t()
+
+
+def _wide(name: str, heads: int, stored: str) -> CanonicalTensor:
+    return replace(same(name, (heads,), stored), wide=True)

@@ -1,0 +1,30 @@
+"""What a mixer is, and which there are."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from paceline.models.layers.mixers.gated_delta import GatedDelta
+from paceline.models.layers.mixers.mamba2 import Mamba2
+from paceline.models.layers.mixers.short_conv import ShortConv
+from paceline.models.layers.mixers.step import RecurrentStep
+from paceline.models.layers.own_weights import OwnWeights
+from paceline.models.mixer_spec import DeltaSpec, MixerSpec, ShortConvSpec
+
+
+class Mixer(Protocol):
+    """Takes the place of attention in a layer, or stands beside it."""
+
+    def run(self, normed: torch.Tensor, step: RecurrentStep, layer: int) -> torch.Tensor:
+        """What it makes of normed states (rows, hidden), as a new tensor; states of layer `layer` are read and left."""
+
+
+def make_mixer(spec: MixerSpec, weights: OwnWeights) -> Mixer:
+    """The mixer of a layer; takes its weights."""
+    if isinstance(spec, ShortConvSpec):
+        return ShortConv(spec, weights)
+    if isinstance(spec, DeltaSpec):
+        return GatedDelta(spec, weights)
+    return Mamba2(spec, weights)

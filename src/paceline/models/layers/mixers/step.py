@@ -1,0 +1,110 @@
+"""One forward pass through the mixers of a model: each sequence's rows behind its own state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.models.attention.segments import Segment
+from paceline.models.state.recurrence import Recurrence, apply, nothing_written, rows_at_once, state_after
+from paceline.models.state.recurrent import LayerState, RecurrentPart
+
+
+class RecurrentStep:
+    """What the rows of a pass read and leave in the states of their sequences.
+
+    Args:
+        segments: of sequences that have states.
+    """
+
+    def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
+        self._rows: list[_Rows] = []
+        start = 0
+        for segment in segments:
+            assert segment.recurrent is not None, "a sequence without the states of its mixers"
+            sees = torch.from_numpy(segment.sees[segment.done :]).to(device)
+            self._rows.append(_Rows(segment, segment.recurrent, start, sees))
+            start += segment.rows
+
+    def convolve(self, layer: int, columns: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
+        """(rows, channels): each row's column and those of the last tokens before it, weighed and summed.
+
+        Args:
+            columns: (rows, channels). taps: (taps, channels), that of the row itself last.
+        """
+        return torch.cat([rows.convolve(layer, columns, taps) for rows in self._rows])
+
+    def recur(self, layer: int, new: Recurrence) -> torch.Tensor:
+        """(rows, heads, value dim): what each row reads of its state."""
+        return torch.cat([rows.recur(layer, new.part(rows.start, rows.stop)) for rows in self._rows])
+
+
+class _Rows(NamedTuple):
+    """The rows of one sequence, from `start` on; `sees` (rows, slots) as of `Segment.sees`."""
+
+    segment: Segment
+    part: RecurrentPart
+    start: int
+    sees: torch.Tensor
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.segment.rows
+
+    def convolve(self, layer: int, columns: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
+        state, new = self.part.layers[layer], columns[self.start : self.stop]
+        nodes = torch.cat([state.node_columns[: self.segment.done], new])
+        line = torch.cat([state.columns, nodes])
+        if self.segment.known:
+            state.next = (line[len(line) - len(state.columns) :], state.next[1])
+        else:
+            state.node_columns = nodes
+        places, count = self._places(len(taps)), len(taps) - 1
+        found = line[places[count]] * taps[count]
+        for tap in reversed(range(count)):
+            found.addcmul_(line[places[tap]], taps[tap])
+        return found
+
+    def _places(self, taps: int) -> list[slice | torch.Tensor]:
+        """For each tap, where the rows' columns stand in a line of the committed ones and the nodes'."""
+        segment = self.segment
+        if segment.tree is None:
+            return [slice(tap + segment.done, tap + segment.slots) for tap in range(taps)]
+        depths, sees = segment.tree.depths, segment.tree.sees
+        places = np.empty((taps, segment.rows), np.int64)
+        for row, node in enumerate(range(segment.done, segment.slots)):
+            line = [*range(taps - 1), *(np.flatnonzero(sees[node]) + taps - 1)]
+            assert len(line) == taps + depths[node]
+            places[:, row] = line[-taps:]
+        return list(torch.from_numpy(places).to(self.sees.device))
+
+    def recur(self, layer: int, new: Recurrence) -> torch.Tensor:
+        state = self.part.layers[layer]
+        if self.segment.known:
+            return self._recur_known(state, new)
+        done, outputs = self.segment.done, []
+        written = state.written.first(done)
+        at_once = rows_at_once(new, self.segment.slots)
+        for at in range(0, self.segment.rows, at_once):
+            stop = min(at + at_once, self.segment.rows)
+            read, more = apply(state.matrices, written, new.part(at, stop), self.sees[at:stop, : done + stop])
+            written = written.and_then(more)
+            outputs.append(read)
+        state.written = written
+        return torch.cat(outputs)
+
+    def _recur_known(self, state: LayerState, new: Recurrence) -> torch.Tensor:
+        """Known tokens: piece by piece, each behind the state that the one before has left."""
+        matrices, outputs, at_once = state.matrices, [], rows_at_once(new, 0)
+        nothing = nothing_written(matrices, by_channel=new.decays.shape[-1] > 1)
+        below = torch.ones(at_once, at_once, dtype=torch.bool, device=self.sees.device).tril()
+        for at in range(0, self.segment.rows, at_once):
+            stop = min(at + at_once, self.segment.rows)
+            read, more = apply(matrices, nothing, new.part(at, stop), below[: stop - at, : stop - at])
+            matrices = state_after(matrices, more)
+            outputs.append(read)
+        state.next = (state.next[0], matrices)
+        return torch.cat(outputs)

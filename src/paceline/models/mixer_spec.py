@@ -1,0 +1,131 @@
+"""The shape of what a layer has beside or in place of attention: a mixer, which sees what is before a token through a
+state of fixed size.
+
+Every mixer reads the last few tokens through a convolution, or a recurrence over all of them, or both, and all are
+instances of one: a head keeps a matrix S (key dim, value dim), which each token scales, corrects and reads,
+
+    S = e^decay * S + k u^T,    u = v, or with the delta rule beta * (v - (e^decay * S)^T k),    output S^T q.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What a layer's mixer keeps of a text.
+
+    Attributes:
+        channels, taps: of its convolution, which reads a token and the `taps` - 1 before it; 0 and 1 where there is
+            none.
+        heads, key_dim, value_dim: of its recurrence; 0 heads where there is none.
+        by_channel: a head's decay is a number for each dimension of its keys, not one.
+    """
+
+    channels: int = 0
+    taps: int = 1
+    heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    by_channel: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvSpec:
+    """A gated convolution: out(c * conv(b * x)), with b, c and x of one map.
+
+    Attributes:
+        channels: of each of them. taps: see `StateShape`. bias: the maps and the convolution have one.
+    Source: LFM2 (arXiv:2511.23404).
+    """
+
+    channels: int
+    taps: int
+    bias: bool = False
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(channels=self.channels, taps=self.taps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec:
+    """A gated delta net: queries, keys and values go through a convolution, queries and keys are normed.
+
+    Attributes:
+        key_heads, value_heads: each key head serves value_heads / key_heads value heads that follow each other.
+        key_dim, value_dim: of a head. taps: see `StateShape`.
+    Source: Gated Delta Networks (arXiv:2412.06464).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(
+            channels=2 * self.keys + self.values, taps=self.taps, heads=self.value_heads, key_dim=self.key_dim,
+            value_dim=self.value_dim,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Spec:
+    """A Mamba-2 mixer: what goes into its state and what is read from it goes through a convolution.
+
+    Attributes:
+        heads, head_dim: of the inputs. state_dim: numbers of a state for each of them (N).
+        groups: heads / groups heads that follow each other share what is written by (B) and read by (C).
+        taps: see `StateShape`. conv_bias, bias, out_bias: the convolution, the map before and that behind have one.
+        norm: what is read is normed, behind the gate ("gated_before") or before it, in so many `norm_groups`; None is
+            the gate alone.
+        steps: least and largest step that a token takes.
+    Source: Mamba-2 (arXiv:2405.21060).
+    """
+
+    heads: int
+    head_dim: int
+    state_dim: int
+    groups: int
+    taps: int
+    conv_bias: bool = True
+    bias: bool = False
+    out_bias: bool = False
+    norm: Literal["gated_before", "gated_after"] | None = "gated_before"
+    norm_groups: int = 1
+    steps: tuple[float, float] = (0.0, float("inf"))
+
+    @property
+    def inner(self) -> int:
+        """Width of the inputs of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def shared(self) -> int:
+        """Width of B, and of C."""
+        return self.groups * self.state_dim
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(
+            channels=self.inner + 2 * self.shared, taps=self.taps, heads=self.heads, key_dim=self.state_dim,
+            value_dim=self.head_dim,
+        )  # fmt: skip
+
+
+MixerSpec = ShortConvSpec | DeltaSpec | Mamba2Spec

@@ -1,0 +1,47 @@
+"""Models whose layers have mixers: a native runner, whose sequences keep states beside keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline.models.abilities import check_inputs
+from paceline.models.base import PartAbilities
+from paceline.models.inputs import NO_INPUTS, Inputs
+from paceline.models.layers.own_weights import Weights
+from paceline.models.runners.native import NativeRunner
+from paceline.models.spec import ModelSpec
+from paceline.models.state.cache import NativeCache
+from paceline.models.state.cache_memory import ArenaMemory
+from paceline.models.state.parts import CompositeState, StateOperations
+from paceline.models.state.recurrent import RecurrentPart
+
+
+class RecurrentRunner(StateOperations[CompositeState]):
+    """See `models.base.Runner`.
+
+    Args:
+        spec: of layers some of which have mixers.
+        options: of `NativeRunner`.
+
+    Attributes:
+        native: runs the layers.
+    """
+
+    def __init__(self, spec: ModelSpec, weights: Weights, **options: Any) -> None:
+        native = self.native = NativeRunner(spec, weights, **options)
+        abilities = PartAbilities.common([NativeCache.abilities, RecurrentPart.abilities])
+        self.info, self.spec = native.info, spec
+        self.capabilities = native.capabilities.within(abilities)
+        self.memory = ArenaMemory(native.arena, abilities)
+        self.extend, self.extend_embeddings, self.score = native.extend, native.extend_embeddings, native.score
+        self.run_layers, self.embed, self.head = native.run_layers, native.embed, native.head
+
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
+        """See `Runner.open`."""
+        check_inputs(self, inputs)
+        cache = NativeCache(self.native.arena, prompt_length)
+        dtype, device = self.info.dtype, self.info.device
+        with torch.inference_mode():
+            return CompositeState(cache, [RecurrentPart.opened(self.spec.states, dtype, device)])
