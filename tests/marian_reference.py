@@ -24,7 +24,7 @@ class MarianReference:
     """
 
     def __init__(self, file: MarianFile, *, swapped: bool = False) -> None:
-        settings, self._swapped = file.settings(), swapped
+        settings, self.file, self._swapped = file.settings(), file, swapped
         self.heads, self.depths = settings["transformer-heads"], (settings["enc-depth"], settings["dec-depth"])
         self.recurrent = settings["transformer-decoder-autoreg"] == "rnn"
         names = [name for name in file.items if not name.startswith("special:")]

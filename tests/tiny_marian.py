@@ -15,9 +15,9 @@ Items = Mapping[str, tuple[int, tuple[int, ...], bytes]]
 
 FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101
 SIZES: dict[str, Any] = {
-    "type": "transformer", "dim-emb": 32, "dim-vocabs": [96, 96], "enc-depth": 2, "dec-depth": 2,
+    "type": "transformer", "dim-emb": 32, "dim-vocabs": [96, 96], "enc-depth": 2, "dec-depth": 2, "dec-cell": "ssru",
     "transformer-heads": 4, "transformer-dim-ffn": 48, "transformer-ffn-depth": 2, "transformer-ffn-activation": "relu",
-    "transformer-decoder-autoreg": "self-attention", "transformer-preprocess": "", "transformer-postprocess": "dan",
+    "transformer-decoder-autoreg": "rnn", "transformer-preprocess": "", "transformer-postprocess": "dan",
     "transformer-postprocess-emb": "d", "tied-embeddings-all": True,
 }  # fmt: skip
 
@@ -79,7 +79,7 @@ class _Items:
     def recurrence(self, name: str) -> None:
         self.matrix(f"{name}_W", self.width, self.width)
         self.matrix(f"{name}_Wf", self.width, self.width)
-        self.vector(f"{name}_bf", self.width)
+        self.vector(f"{name}_bf", self.width, around=2.0)  # so that the state is kept for long
         self.norm(f"{name}_ffn")
 
     def feed_forward(self, name: str, inner: int) -> None:

@@ -12,11 +12,10 @@ from marian_reference import MarianReference
 from tiny_tokenizers import CORPUS
 
 from paceline import LLM, SamplingParams
-from paceline.checkpoints import Tokenizer
-from paceline.checkpoints.marian_file import read_marian
+from paceline.checkpoints import Tokenizer, read_marian
 from paceline.errors import CheckpointError
 
-KINDS = ("self-attention",)
+KINDS = ("rnn", "self-attention")
 METHODS = (None, "ngram", "suffix", "copyspec", "token_recycling", "auto")
 MOST = 24
 GREEDY = SamplingParams(max_tokens=MOST, temperature=0)

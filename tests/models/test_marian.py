@@ -14,13 +14,13 @@ import tiny_marian as tiny
 import torch
 from marian_reference import MarianReference
 
-from paceline.checkpoints import MarianCheckpoint, marian_path
-from paceline.checkpoints.marian_file import read_marian
+from paceline.checkpoints import MarianCheckpoint, marian_path, read_marian
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import Inputs, load_runner
+from paceline.models.state.recurrent import LayerState
 from paceline.tree import TokenTree
 
-KINDS = ("self-attention",)
+KINDS = ("rnn", "self-attention")
 SOURCE = [5, 17, 30, 80, 41, 9, 0]
 TEXT = [0, 10, 20, 30, 40, 50, 61, 62, 63, 64, 65, 66]
 """The first is no token for Marian, whose texts begin with nothing."""
@@ -77,6 +77,7 @@ def test_damaged_files_are_named(tmp_path: Path, change: Any, says: str) -> None
 def test_what_is_not_known_is_named(tmp_path: Path) -> None:
     for setting, says in (
         ({"transformer_decoder_autoreg": "average-attention"}, "autoreg='average-attention' is not implemented"),
+        ({"dec_cell": "gru"}, "dec-cell='gru' is not implemented"),
         ({"transformer_preprocess": "n"}, "transformer-preprocess='n' is not implemented"),
         ({"dim_vocabs": [96, 90]}, r"dim-vocabs=\[96, 90\] is not implemented"),
     ):
@@ -88,8 +89,8 @@ def test_what_is_not_known_is_named(tmp_path: Path) -> None:
     path.write_bytes(tiny.packed({name: item for name, item in items.items() if not name.startswith("special")}))
     with pytest.raises(CheckpointError, match=r"lacks special:model\.yml"):
         load_runner(tmp_path)
-    path.write_bytes(tiny.packed(items | {"decoder_l1_self_bq": (0x402, (1, 32), bytes(64))}))
-    with pytest.raises(UnsupportedModelError, match="decoder_l1_self_bq has the type 0x402"):
+    path.write_bytes(tiny.packed(items | {"decoder_l1_rnn_bf": (0x402, (1, 32), bytes(64))}))
+    with pytest.raises(UnsupportedModelError, match="decoder_l1_rnn_bf has the type 0x402"):
         load_runner(tmp_path)
     path.write_bytes(tiny.packed(items | {"more": tiny.float_item(np.ones((1, 2)))}))
     with pytest.raises(CheckpointError, match="holds more which its architecture does not have"):
@@ -141,7 +142,7 @@ def test_logits_are_marians(kind: str, made: Any) -> None:
     want = reference.text_logits(SOURCE, TEXT[1:])
     torch.testing.assert_close(torch.cat([*chunks, chain]), want, **CLOSE)
     assert (reference.text_logits([7, *SOURCE], TEXT[1:]) - want).abs().max() > 0.01
-    assert (reference.text_logits(SOURCE, [TEXT[2], TEXT[1], *TEXT[3:]]) - want)[-1].abs().max() > 0.01
+    assert (reference.text_logits(SOURCE, [TEXT[2], TEXT[1], *TEXT[3:]]) - want)[-1].abs().max() > 0.001
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -194,3 +195,55 @@ def test_neighbours_change_nothing(kind: str, made: Any) -> None:
     for i, (source, text, path) in enumerate(zip(sources, texts, paths, strict=True)):
         want = reference.text_logits(source, [*text[1:], 3, *path, 4])[-1:]
         torch.testing.assert_close(scores.of(i), want, **CLOSE)
+
+
+def test_a_commit_of_other_nodes_is_seen(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of what is compared here: without its last node, what a path leaves behind gives other logits."""
+    reference, runner = made("rnn")
+    committed = LayerState.committed
+
+    def commit() -> torch.Tensor:
+        cache = opened(runner)
+        runner.extend([cache], [TEXT[:4]])
+        runner.score([cache], [TEXT[4]], [TokenTree.build([7, 8, 11], [-1, -1, 1])])
+        runner.commit([cache], [[1, 2]])
+        logits: torch.Tensor = runner.score([cache], [33], [TokenTree.chain([])]).logits
+        return logits
+
+    want = reference.text_logits(SOURCE, [*TEXT[1:5], 8, 11, 33])[-1:]
+    torch.testing.assert_close(commit(), want, **CLOSE)
+    monkeypatch.setattr(LayerState, "committed", lambda state, nodes: committed(state, nodes[:-1]))
+    assert (commit() - want).abs().max() > 10 * CLOSE["atol"]
+
+
+def test_swapped_gates_are_seen(made: Any) -> None:
+    """The gate weighs the old state, and what it leaves weighs the new input."""
+    reference, runner = made("rnn")
+    swapped = MarianReference(reference.file, swapped=True)
+    got = runner.extend([opened(runner)], [TEXT], all_logits=True).logits
+    assert (got - swapped.text_logits(SOURCE, TEXT[1:])).abs().max() > 0.1
+
+
+def test_what_heads_ask_of_a_source_moves_the_state_on(made: Any) -> None:
+    reference, runner = made("rnn")
+    cache = opened(runner)
+    weights = runner.attention_to_source(cache, TEXT[:5], [(0, 1), (1, 3)])
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 5))
+    got = runner.extend([cache], [TEXT[5:]], all_logits=True).logits
+    torch.testing.assert_close(got, reference.text_logits(SOURCE, TEXT[1:])[5:], **CLOSE)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8"}])
+def test_narrower_weights_are_near(options: dict[str, str], made: Any) -> None:
+    reference, runner = made("rnn")
+    narrow: Any = load_runner(runner.info.name, **options)
+    want = reference.text_logits(SOURCE, TEXT[1:])
+    got = narrow.extend([opened(narrow)], [TEXT], all_logits=True).logits
+    assert 1e-5 < (got.float() - want).abs().max() / want.std() < 0.1
+
+
+def test_what_a_state_cannot_do_is_refused(made: Any) -> None:
+    """It does not go back, and is no beginning for other texts; a decoder that attends to itself can do both."""
+    for kind, able in (("rnn", False), ("self-attention", True)):
+        _, runner = made(kind)
+        assert (runner.capabilities.truncate, runner.memory.can_share_prefixes) == (able, able)

@@ -21,6 +21,7 @@ from paceline.models import (
     ModelSpec,
     PositionSpec,
     RelativeBiasSpec,
+    SimpleUnitSpec,
 )
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -172,10 +173,15 @@ def _fairseq(keys: ConfigKeys, family: EncoderDecoderFamily) -> ModelSpec:
 
 
 def _marian_file(keys: ConfigKeys, family: EncoderDecoderFamily) -> ModelSpec:
-    """As the encoder-decoder models after BART, but for what texts begin with."""
+    """As the encoder-decoder models after BART, but for what texts begin with, and decoders that do not attend to
+    themselves.
+    """
     spec = _fairseq(keys, family)
     assert spec.encoder is not None
     encoder = replace(spec.encoder, model=replace(spec.encoder.model, norm_eps=MARIAN_NORM_EPS))
+    if keys.flag("recurrent_decoder"):
+        layer = LayerSpec(rope=None, attention=False, mixer=SimpleUnitSpec(width=spec.hidden_size))
+        spec = replace(spec, layers=(layer,) * spec.num_layers)
     return replace(spec, norm_eps=MARIAN_NORM_EPS, empty_start=True, encoder=encoder)
 
 

@@ -3,7 +3,7 @@ checkpoints.
 
 A folder holds such a file, by whatever name that ends with .bin, and a tokenizer; it has no config.json. Source and
 text have one vocabulary, whose token 0 ends both. Marian feeds no token before the first: the embedding there is zeros.
-Source: Marian (arXiv:1804.00344).
+Sources: Marian (arXiv:1804.00344), the recurrent unit of its students (D19-5632).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FEATURES: Mapping[str, tuple[object, ...]] = {
     "output-omit-bias": (None, False),
     "right-left": (None, False),
     "tied-embeddings-all": (True,),
-    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-decoder-autoreg": ("rnn", "self-attention"),
     "transformer-ffn-depth": (2,),
     "transformer-no-projection": (None, False),
     "transformer-pool": (None, False),
@@ -48,6 +48,7 @@ LAYER = re.compile(r"^(encoder|decoder)_l(\d+)_(.+)$")
 AROUND: Mapping[str, str] = {EMBEDDINGS: "embed_tokens.weight", "decoder_ff_logit_out_b": "lm_head.bias"}
 NORMS: Mapping[str, str] = {
     "self_Wo_ln": "input_layernorm",
+    "rnn_ffn_ln": "input_layernorm",
     "context_Wo_ln": "cross_attn_layernorm",
     "ffn_ffn_ln": "post_attention_layernorm",
 }
@@ -58,6 +59,9 @@ PARTS: Mapping[str, str] = {
     **{f"self_b{part}": f"self_attn.{part}_proj.bias" for part in "qkvo"},
     **{f"context_W{part}": f"cross_attn.{part}_proj.weight" for part in "qkvo"},
     **{f"context_b{part}": f"cross_attn.{part}_proj.bias" for part in "qkvo"},
+    "rnn_W": "mixer.in_proj.weight",
+    "rnn_Wf": "mixer.gate_proj.weight",
+    "rnn_bf": "mixer.gate_proj.bias",
     "ffn_W1": "mlp.up_proj.weight",
     "ffn_b1": "mlp.up_proj.bias",
     "ffn_W2": "mlp.down_proj.weight",
@@ -80,6 +84,9 @@ def marian_config(path: Path) -> dict[str, Any]:
     for name, known in FEATURES.items():
         if settings.get(name) not in known:
             raise UnsupportedModelError(f"{path}: {name}={shortened(settings.get(name))} is not implemented")
+    recurrent = settings["transformer-decoder-autoreg"] == "rnn"
+    if recurrent and settings.get("dec-cell") != "ssru":
+        raise UnsupportedModelError(f"{path}: dec-cell={shortened(settings.get('dec-cell'))} is not implemented")
     vocabularies = settings.get("dim-vocabs")
     if not isinstance(vocabularies, list) or len(set(vocabularies)) != 1:
         raise UnsupportedModelError(
@@ -98,6 +105,7 @@ def marian_config(path: Path) -> dict[str, Any]:
         "decoder_attention_heads": heads,
         "encoder_ffn_dim": inner,
         "decoder_ffn_dim": inner,
+        "recurrent_decoder": recurrent,
         "activation_function": settings.get("transformer-ffn-activation"),
         "eos_token_id": END,
         "decoder_start_token_id": END,
