@@ -13,6 +13,7 @@ from tiny_tokenizers import CORPUS
 
 from paceline import LLM, SamplingParams
 from paceline.checkpoints import Tokenizer, read_marian
+from paceline.engine.scheduler import Scheduler
 from paceline.errors import CheckpointError
 
 KINDS = ("rnn", "self-attention")
@@ -114,3 +115,21 @@ def test_missing_vocabularies_are_named(made: tuple[Path, Any], tmp_path: Path) 
     (tmp_path / "vocab.en.spm").write_bytes(b"no model")
     with pytest.raises(CheckpointError, match="is no SentencePiece model"):
         Tokenizer.load(tmp_path)
+
+
+def test_paused_sequences_go_on_with_their_states(made: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where not all fit into the cache, some make way and are read anew: the same texts."""
+    pauses, pause = [], Scheduler.pause
+
+    def noting(scheduler: Scheduler, sequence: Any) -> None:
+        pauses.append(sequence)
+        pause(scheduler, sequence)
+
+    monkeypatch.setattr(Scheduler, "pause", noting)
+    params = SamplingParams(max_tokens=80, temperature=0, ignore_eos=True)
+    free = LLM(made[0], speculative_config=None)
+    texts = [one.outputs[0].token_ids for one in free.generate(prompts(), params)]
+    memory = free.runner.memory
+    tight = LLM(made[0], speculative_config=None, kv_cache_memory_bytes=10 * memory.block_bytes)
+    assert [one.outputs[0].token_ids for one in tight.generate(prompts(), params)] == texts
+    assert pauses
