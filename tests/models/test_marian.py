@@ -145,6 +145,19 @@ def test_logits_are_marians(kind: str, made: Any) -> None:
     assert (reference.text_logits(SOURCE, [TEXT[2], TEXT[1], *TEXT[3:]]) - want)[-1].abs().max() > 0.001
 
 
+def test_compiled_passes_begin_with_nothing_too(tmp_path: Path) -> None:
+    """Of decoders that attend to themselves, where sizes fill vectors; those with states run by PyTorch's operators."""
+    sizes = {"dim_emb": 64, "transformer_heads": 2, "transformer_dim_ffn": 96}
+    for kind, passes in (("self-attention", "compiled"), ("rnn", "operators")):
+        reference = MarianReference(read_marian(tiny.make(tmp_path, transformer_decoder_autoreg=kind, **sizes)))
+        runner: Any = load_runner(tmp_path)
+        assert runner.info.passes == passes
+        cache = opened(runner)
+        chunk = runner.extend([cache], [TEXT[:5]], all_logits=True).logits
+        chain = runner.score([cache], [TEXT[5]], [TokenTree.chain(TEXT[6:])]).logits
+        torch.testing.assert_close(torch.cat([chunk, chain]), reference.text_logits(SOURCE, TEXT[1:]), **CLOSE)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_begins_with_nothing(kind: str, made: Any) -> None:
     """Whatever token stands first; behind it, it counts."""

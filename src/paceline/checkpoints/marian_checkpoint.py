@@ -88,7 +88,7 @@ def marian_config(path: Path) -> dict[str, Any]:
     if recurrent and settings.get("dec-cell") != "ssru":
         raise UnsupportedModelError(f"{path}: dec-cell={shortened(settings.get('dec-cell'))} is not implemented")
     vocabularies = settings.get("dim-vocabs")
-    if not isinstance(vocabularies, list) or len(set(vocabularies)) != 1:
+    if not isinstance(vocabularies, list) or vocabularies != vocabularies[:1] * 2:
         raise UnsupportedModelError(
             f"{path}: dim-vocabs={shortened(vocabularies)} is not implemented, but one vocabulary of source and text"
         )
