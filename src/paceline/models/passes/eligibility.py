@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from paceline.checkpoints import Form
-from paceline.models.mixer_spec import DeltaSpec, Mamba2Spec, ShortConvSpec
+from paceline.models.mixer_spec import DeltaSpec, Mamba2Spec, ShortConvSpec, SimpleUnitSpec
 from paceline.models.spec import ModelSpec
 from paceline.utils import switched_on
 
@@ -61,6 +61,8 @@ def _mixers_fit(spec: ModelSpec) -> bool:
             whole = mixer.value_dim % 32 == mixer.state.channels % STRIP == 0
         if isinstance(mixer, ShortConvSpec):
             whole = mixer.channels % STRIP == 0
+        if isinstance(mixer, SimpleUnitSpec):
+            return False
         sizes = (shape.channels, shape.key_dim, shape.value_dim)
         if not (plain and whole and not shape.by_channel and all(size % 16 == 0 for size in sizes)):
             return False

@@ -26,7 +26,7 @@ from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, RELU, SILU
 from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, FINE_BLOCKS, NIBBLES, STRIP
 from paceline.models.cpu.vectors import LANES
 from paceline.models.layers.decoder import head_order
-from paceline.models.mixer_spec import DeltaSpec, MixerSpec, ShortConvSpec
+from paceline.models.mixer_spec import DeltaSpec, Mamba2Spec, MixerSpec, ShortConvSpec
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec, MoeSpec
 from paceline.models.state.window_slots import Ints
@@ -357,6 +357,7 @@ def mixer_constants(mixer: MixerSpec) -> dict[int, int | float]:
             at.MIX_KIND: DELTA, at.MIX_DELTA: 1, at.MIX_IN_SIZE: 2 * (mixer.keys + mixer.values),
             at.MIX_GATES_SIZE: 2 * mixer.value_heads, at.MIX_OUT_SIZE: mixer.values, at.MIX_GROUPS: mixer.key_heads,
         }  # fmt: skip
+    assert isinstance(mixer, Mamba2Spec), "a mixer that compiled passes do not cover"
     order = {"gated_before": GATE_BEFORE, "gated_after": GATE_AFTER, None: 0}[mixer.norm]
     return fields | {
         at.MIX_KIND: MAMBA2, at.MIX_IN_SIZE: 2 * (mixer.inner + mixer.shared), at.MIX_GATES_SIZE: mixer.heads,
