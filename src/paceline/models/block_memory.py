@@ -90,6 +90,10 @@ class CacheMemory(Protocol):
         """
 
     @property
+    def state_bytes(self) -> int:
+        """What a sequence of any length holds beside its blocks: the states of its mixers."""
+
+    @property
     def state_interval(self) -> int:
         """Blocks of a prompt behind which states of mixers are to be kept, since texts can begin only there; 0 where
         there are no mixers.
@@ -159,9 +163,11 @@ def memory_of(runner: Runner) -> CacheMemory | None:
 
 
 def cache_bytes(runner: Runner, tokens: int) -> int | None:
-    """What a sequence of so many tokens holds, in whole blocks; None for a runner whose caches are not counted."""
+    """What a sequence of so many tokens holds, in whole blocks and states; None for a runner whose caches are not
+    counted.
+    """
     memory = memory_of(runner)
-    return None if memory is None else memory.block_bytes * memory.blocks_for(tokens)
+    return None if memory is None else memory.block_bytes * memory.blocks_for(tokens) + memory.state_bytes
 
 
 def slot_bytes(runner: Runner) -> int | None:

@@ -64,6 +64,9 @@ class ArenaMemory:
         sources: of an encoder-decoder model; None for all others.
         state_bytes: of the states of mixers behind any text, copies of which are kept, so that texts that begin alike
             share them; 0 where there are none.
+
+    Attributes:
+        state_bytes: as given.
     """
 
     block_size = BLOCK
@@ -78,7 +81,7 @@ class ArenaMemory:
     ) -> None:
         self._arena, self.can_share_prefixes, self._sources = arena, abilities.shared, sources
         self._left, self._chunk = (-1, 0), 1
-        self._state_bytes, self._most_sequences = state_bytes, UNLIMITED
+        self.state_bytes, self._most_sequences = state_bytes, UNLIMITED
         arena.prefixes.needs_states = state_bytes > 0
 
     @property
@@ -90,11 +93,11 @@ class ArenaMemory:
     @property
     def state_interval(self) -> int:
         """See `models.block_memory.CacheMemory.state_interval`."""
-        return max(STATE_BLOCKS, self._blocks_of_state) if self._state_bytes and self.can_share_prefixes else 0
+        return max(STATE_BLOCKS, self._blocks_of_state) if self.state_bytes and self.can_share_prefixes else 0
 
     @property
     def _blocks_of_state(self) -> int:
-        return -(-self._state_bytes // self._arena.block_bytes)
+        return -(-self.state_bytes // self._arena.block_bytes)
 
     @property
     def capacity(self) -> int:
@@ -124,7 +127,7 @@ class ArenaMemory:
             arena.limit = max(len(arena.pool.counts), self._blocks_in(free, sequences, chunk))
             arena.prefixes.most = min(self.capacity // 2, KEPT_BYTES // block)
             return
-        least = 3 * block + STATES_HELD * self._state_bytes
+        least = 3 * block + STATES_HELD * self.state_bytes
         if size < least:
             raise ConfigError(
                 f"kv_cache_memory_bytes must be at least {least}, which holds {2 * BLOCK} tokens, got {size}"
@@ -159,9 +162,9 @@ class ArenaMemory:
         """Bytes of so many that the states of mixers take that sequences hold, of as many sequences as half of them
         serve, at least of one.
         """
-        if not self._state_bytes:
+        if not self.state_bytes:
             return 0
-        each = STATES_HELD * self._state_bytes
+        each = STATES_HELD * self.state_bytes
         self._most_sequences = max(1, min(sequences, size // 2 // each))
         return self._most_sequences * each
 
