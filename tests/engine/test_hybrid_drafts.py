@@ -22,12 +22,13 @@ from paceline import LLM, registry
 from paceline.assembly import build_parts
 from paceline.config import SamplingParams, SpeculativeConfig
 from paceline.drafters import DrafterArgs
-from paceline.engine import Engine, Request
+from paceline.engine import Engine, EngineDriver, Request, Turns
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import DecodingSequence
 from paceline.errors import CapabilityError
 from paceline.models.runners import RecurrentRunner
 from paceline.models.state.recurrent import RecurrentPart
+from paceline.search import SearchConfig, SearchDriver, SearchRequest
 
 PROMPTS = [drawn(size, seed=size) for size in (3, 20, 37)]
 LENGTH = 24
@@ -186,6 +187,19 @@ def test_methods_that_take_tokens_back_are_rejected_by_name(draft_of: str) -> No
 def test_who_takes_tokens_back_says_so() -> None:
     follow = {name for name in registry.DRAFTERS if not registry.load("drafters", name).takes_back}
     assert follow == {"draft_model", "quantized_copy"}
+
+
+def test_searches_which_take_tokens_back_are_rejected() -> None:
+    request = SearchRequest("a", None, PROMPTS[0], GREEDY, 7, LENGTH, search=SearchConfig.parse("beam").open())
+
+    def search(runner: Any) -> None:
+        turns = Turns()
+        SearchDriver(EngineDriver(engine(runner), turns), turns, models=None).run([request])  # type: ignore[arg-type]
+
+    with pytest.raises(CapabilityError, match="search needs a model that can take back tokens that it has read; tiny"):
+        search(hybrid())
+    search(runner_of(tiny_llama()))
+    assert len(request.outputs[0].token_ids) == LENGTH, "the control: attention alone can"
 
 
 VOCAB, STEPS = 6, 3
