@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,15 +35,26 @@ class RecurrentRunner(StateOperations[CompositeState]):
         abilities = PartAbilities.common([NativeCache.abilities, RecurrentPart.abilities])
         self.info, self.spec = native.info, spec
         self.capabilities = native.capabilities.within(abilities)
-        self.memory = ArenaMemory(native.arena, abilities)
+        self.memory = self._memory()
         self.extend, self.extend_embeddings, self.score = native.extend, native.extend_embeddings, native.score
         self.run_layers, self.embed, self.head = native.run_layers, native.embed, native.head
+
+    def _memory(self) -> ArenaMemory:
+        """Beginnings are shared with the states behind them, where both depend on nothing else and blocks can hold
+        them.
+        """
+        arena = self.native.arena
+        shares = not self.native.rotary.depends_on_length and arena.block_bytes > 0
+        state_bytes = self._opened().nbytes
+        return ArenaMemory(arena, replace(NativeCache.abilities, shared=shares), state_bytes=state_bytes)
+
+    def _opened(self) -> RecurrentPart:
+        compiled = self.native.passes.name == "compiled"  # which works in float32 between its maps
+        dtype = torch.float32 if compiled else self.info.dtype
+        with torch.inference_mode():
+            return RecurrentPart.opened(self.spec.states, dtype, self.info.device)
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
         """See `Runner.open`."""
         check_inputs(self, inputs)
-        cache = NativeCache(self.native.arena, prompt_length)
-        compiled = self.native.passes.name == "compiled"  # which works in float32 between its maps
-        dtype, device = torch.float32 if compiled else self.info.dtype, self.info.device
-        with torch.inference_mode():
-            return CompositeState(cache, [RecurrentPart.opened(self.spec.states, dtype, device)])
+        return CompositeState(NativeCache(self.native.arena, prompt_length), [self._opened()])

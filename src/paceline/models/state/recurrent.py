@@ -4,6 +4,10 @@ Both are those behind the committed tokens. A pass leaves what it has read besid
 the state behind them, which take their place when the pass is done (`advance`); of a root and its tree what each node
 would write, of which `commit` takes what the accepted path has written. So nothing is copied to be taken back, and a
 tensor is never changed once it is there: forks share it.
+
+A state cannot be computed backwards, nor taken from the middle of a text. So copies are kept of some (`kept`, chosen by
+the engine's prefix cache) and, where asked for, the state behind the last whole block of the text (`border`): a
+sequence can go back to these, and others can begin there.
 """
 
 from __future__ import annotations
@@ -17,7 +21,12 @@ import torch
 from paceline.errors import ConfigError
 from paceline.models.base import PartAbilities, Rollback
 from paceline.models.mixer_spec import StateShape
+from paceline.models.state.kept_states import KeptState
 from paceline.models.state.recurrence import Written, nothing_written, state_after
+from paceline.models.state.window_slots import BLOCK
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Columns and matrices of a layer."""
 
 
 @dataclass(slots=True)
@@ -35,7 +44,7 @@ class LayerState:
     matrices: torch.Tensor
     node_columns: torch.Tensor
     written: Written
-    next: tuple[torch.Tensor, torch.Tensor]
+    next: Pair
 
     @classmethod
     def empty(cls, shape: StateShape, dtype: torch.dtype, device: torch.device) -> LayerState:
@@ -73,18 +82,47 @@ class RecurrentPart:
     Args:
         layers: by number of the layer.
         length: committed tokens.
+
+    Attributes:
+        kept: copies of earlier states, by the tokens that they stand behind.
+        follows_borders: `border` is to be set.
+        border: the tokens of the last whole block that `commit` has reached, with columns and matrices behind them.
     """
 
-    abilities: ClassVar = PartAbilities(rollback=Rollback.NONE, shared=False)
-    __slots__ = ("layers", "length", "scored")
+    abilities: ClassVar = PartAbilities(rollback=Rollback.CHECKPOINTS, shared=False)
+    __slots__ = ("border", "follows_borders", "kept", "layers", "length", "scored")
 
     def __init__(self, layers: Mapping[int, LayerState], length: int = 0) -> None:
         self.layers, self.length, self.scored = dict(layers), length, 0
+        self.kept: dict[int, KeptState] = {}
+        self.follows_borders = False
+        self.border: tuple[int, dict[int, Pair]] | None = None
 
     @classmethod
     def opened(cls, shapes: Mapping[int, StateShape], dtype: torch.dtype, device: torch.device) -> Self:
         """That of an empty sequence, by layer."""
         return cls({layer: LayerState.empty(shape, dtype, device) for layer, shape in shapes.items()})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states behind any number of tokens."""
+        return sum(tensor.nbytes for pair in self._pairs().values() for tensor in pair)
+
+    def _pairs(self) -> dict[int, Pair]:
+        return {layer: (state.columns, state.matrices) for layer, state in self.layers.items()}
+
+    def packed(self) -> torch.Tensor:
+        """(nbytes,) uint8: the states behind all committed tokens."""
+        return _packed(self._pairs())
+
+    def packed_border(self) -> tuple[int, torch.Tensor] | None:
+        """Those of `border`, with its tokens."""
+        return None if self.border is None else (self.border[0], _packed(self.border[1]))
+
+    def begin_with(self, length: int, state: KeptState) -> None:
+        """Stand behind the first `length` tokens of a text, as `state` says, and forget what was here."""
+        self._become(length, _unpacked(state.read(), self._pairs()))
+        self.kept[length] = state
 
     def advance(self, tokens: int) -> None:
         """Known tokens were read: they are committed."""
@@ -101,31 +139,85 @@ class RecurrentPart:
             raise ConfigError(
                 f"commit: path {list(path)} does not lie in the {self.scored} inputs last scored; score first"
             )
-        nodes = torch.tensor([0, *(node + 1 for node in path)])
-        self.layers = {layer: state.committed(nodes) for layer, state in self.layers.items()}
+        nodes, before = torch.tensor([0, *(node + 1 for node in path)]), self.layers
+        self.layers = {layer: state.committed(nodes) for layer, state in before.items()}
         self.length, self.scored = self.length + len(nodes), 0
+        beyond = self.length % BLOCK
+        if self.follows_borders and beyond < len(nodes):
+            if beyond:
+                reached = {layer: state.committed(nodes[:-beyond]) for layer, state in before.items()}
+            else:
+                reached = self.layers
+            pairs = {layer: (state.columns, state.matrices) for layer, state in reached.items()}
+            self.border = (self.length - beyond, pairs)
 
     def check_truncate(self, length: int) -> None:
         """See `StatePart.check_truncate`.
 
         Raises:
-            ConfigError: it is not the present length.
+            ConfigError: no state is kept for this length.
         """
-        if length != self.length:
+        known = {0, self.length, *(at for at, state in self.kept.items() if state.present)}
+        if self.border is not None:
+            known.add(self.border[0])
+        if length not in known:
+            lengths = ", ".join(map(str, sorted(known)))
             raise ConfigError(
-                f"truncate: a recurrent state cannot go back from {self.length} to {length} tokens; open a new sequence"
+                f"truncate: the recurrent state of {self.length} tokens can go back to {lengths} tokens only, got "
+                f"{length}; open a new sequence"
             )
 
     def truncate(self, length: int) -> None:
-        """See `StatePart.truncate`; only what was scored last is forgotten."""
+        """See `StatePart.truncate`; behind the present length nothing but what was scored last is forgotten."""
         self.check_truncate(length)
-        self.scored = 0
+        if length == self.length:
+            self.scored = 0
+        elif self.border is not None and self.border[0] == length:
+            self._become(*self.border)
+        elif length:
+            self.begin_with(length, self.kept[length])
+        else:
+            self._become(
+                0,
+                {
+                    layer: (torch.zeros_like(pair[0]), torch.zeros_like(pair[1]))
+                    for layer, pair in self._pairs().items()
+                },
+            )
+
+    def _become(self, length: int, pairs: Mapping[int, Pair]) -> None:
+        self.layers = {layer: state.after(*pairs[layer]) for layer, state in self.layers.items()}
+        self.length, self.scored = length, 0
+        self.kept = {at: state for at, state in self.kept.items() if at <= length}
+        if self.border is not None and self.border[0] > length:
+            self.border = None
 
     def fork(self) -> Self:
         """See `StatePart.fork`."""
         layers = {layer: state.after(state.columns, state.matrices) for layer, state in self.layers.items()}
-        return type(self)(layers, self.length)
+        other = type(self)(layers, self.length)
+        other.kept, other.follows_borders, other.border = dict(self.kept), self.follows_borders, self.border
+        return other
 
     def release(self) -> None:
         """See `StatePart.release`."""
-        self.layers, self.scored = {}, 0
+        self.layers, self.kept, self.border, self.scored = {}, {}, None, 0
+
+
+def _packed(pairs: Mapping[int, Pair]) -> torch.Tensor:
+    """All tensors one behind the other, as bytes."""
+    parts = [tensor.reshape(-1).view(torch.uint8) for pair in pairs.values() for tensor in pair]
+    return torch.cat(parts)
+
+
+def _unpacked(data: torch.Tensor, like: Mapping[int, Pair]) -> dict[int, Pair]:
+    """What `_packed` made of tensors of these shapes."""
+    rest, pairs = data, {}
+    for layer, pair in like.items():
+        found = []
+        for tensor in pair:
+            found.append(torch.empty_like(tensor, memory_format=torch.contiguous_format))
+            found[-1].view(-1).view(torch.uint8).copy_(rest[: tensor.nbytes])
+            rest = rest[tensor.nbytes :]
+        pairs[layer] = (found[0], found[1])
+    return pairs
