@@ -54,7 +54,8 @@ class MixerTables:
             self._sequences.put(fields, number)
             for layer, table in self._states.items():
                 state = part.layers[layer]
-                table.put(_known(state, segment, kept) if segment.known else _scored(state, segment), number)
+                found = _known(state, segment, kept) if segment.known else _scored(state, segment)
+                table.fields[number, : len(found)] = found
             row += segment.rows
         return kept
 
@@ -64,25 +65,24 @@ def parents_of(sees: Any) -> Ints:
     return np.array([-1, *(np.flatnonzero(row[:node])[-1] for node, row in enumerate(sees) if node)], np.int64)
 
 
-def _known(state: LayerState, segment: Segment, kept: list[Any]) -> dict[int, int]:
+def _known(state: LayerState, segment: Segment, kept: list[Any]) -> list[int]:
+    """The fields of a state (models.cpu.offsets) that known tokens carry on."""
     columns, matrices = state.next if segment.done else (state.columns, state.matrices)
     kept.append((columns, matrices))
     state.next = torch.empty_like(columns), matrices if segment.done else torch.empty_like(matrices)
-    return {
-        at.COLUMNS: columns.data_ptr(), at.MATRICES: matrices.data_ptr(),
-        at.NEXT_COLUMNS: state.next[0].data_ptr(), at.NEXT_MATRICES: state.next[1].data_ptr(),
-    }  # fmt: skip
+    after = [tensor.data_ptr() for tensor in state.next]
+    return [columns.data_ptr(), matrices.data_ptr(), 0, 0, 0, 0, *after]
 
 
-def _scored(state: LayerState, segment: Segment) -> dict[int, int]:
-    written, done, slots = state.written, segment.done, segment.slots
+def _scored(state: LayerState, segment: Segment) -> list[int]:
+    """The fields of a state that scored inputs read, with room for what they leave."""
+    done, slots = segment.done, segment.slots
     state.node_columns = _grown(state.node_columns, done, slots)
-    state.written = Written(*(_grown(rows, done, slots) for rows in written))
-    return {
-        at.COLUMNS: state.columns.data_ptr(), at.MATRICES: state.matrices.data_ptr(),
-        at.NODE_COLUMNS: state.node_columns.data_ptr(), at.NODE_KEYS: state.written.keys.data_ptr(),
-        at.NODE_UPDATES: state.written.updates.data_ptr(), at.NODE_SUMS: state.written.sums.data_ptr(),
-    }  # fmt: skip
+    addresses = [state.columns.data_ptr(), state.matrices.data_ptr(), state.node_columns.data_ptr()]
+    if not len(state.matrices):
+        return addresses
+    state.written = Written(*(_grown(rows, done, slots) for rows in state.written))
+    return [*addresses, *(rows.data_ptr() for rows in state.written)]
 
 
 def _grown(rows: torch.Tensor, done: int, slots: int) -> torch.Tensor:

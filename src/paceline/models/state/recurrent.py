@@ -38,6 +38,7 @@ class LayerState:
         matrices: (heads, key dim, value dim), float32 or float64.
         node_columns: (nodes, channels) of the root and nodes that were scored last. written: by these.
         next: columns and matrices behind a chunk of known tokens.
+        nothing: what no nodes write.
     """
 
     columns: torch.Tensor
@@ -45,6 +46,7 @@ class LayerState:
     node_columns: torch.Tensor
     written: Written
     next: Pair
+    nothing: Written
 
     @classmethod
     def empty(cls, shape: StateShape, dtype: torch.dtype, device: torch.device) -> LayerState:
@@ -56,23 +58,25 @@ class LayerState:
 
     @classmethod
     def _behind(cls, columns: torch.Tensor, matrices: torch.Tensor, nothing: Written) -> LayerState:
-        return cls(columns, matrices, columns[:0], nothing, (columns, matrices))
+        return cls(columns, matrices, columns[:0], nothing, (columns, matrices), nothing)
 
     def after(self, columns: torch.Tensor, matrices: torch.Tensor) -> LayerState:
         """The state with these committed and nothing scored."""
-        return self._behind(columns, matrices, self.written.first(0))
+        return self._behind(columns, matrices, self.nothing)
 
     def advanced(self) -> LayerState:
         """That behind the chunk that was read last."""
         return self.after(*self.next)
 
-    def committed(self, nodes: torch.Tensor) -> LayerState:
+    def committed(self, nodes: Sequence[int]) -> LayerState:
         """That behind a path of scored nodes, its root first."""
-        columns, matrices = self.columns, self.matrices
-        if taps := len(columns):
-            columns = torch.cat([columns, self.node_columns[nodes]])[-taps:]
+        count, columns, matrices = len(nodes), self.columns, self.matrices
+        path = slice(count) if nodes[-1] == count - 1 else torch.tensor(nodes)
+        if before := len(columns):
+            last = self.node_columns[path][-before:]
+            columns = last.clone() if count >= before else torch.cat([columns[count:], last])
         if len(matrices):
-            matrices = state_after(matrices, self.written.path(nodes))
+            matrices = state_after(matrices, self.written.path(path))
         return self.after(columns, matrices)
 
 
@@ -139,7 +143,7 @@ class RecurrentPart:
             raise ConfigError(
                 f"commit: path {list(path)} does not lie in the {self.scored} inputs last scored; score first"
             )
-        nodes, before = torch.tensor([0, *(node + 1 for node in path)]), self.layers
+        nodes, before = [0, *(node + 1 for node in path)], self.layers
         self.layers = {layer: state.committed(nodes) for layer, state in before.items()}
         self.length, self.scored = self.length + len(nodes), 0
         beyond = self.length % BLOCK
