@@ -116,7 +116,9 @@ def test_a_family_that_transformers_lacks_has_names_of_its_own(monkeypatch: pyte
 
 @pytest.mark.parametrize("name", [f"{name}-wide" for name in checkpoints.WIDE])
 def test_wide_cases_run_in_compiled_passes(load: Load, name: str) -> None:
-    assert isinstance(load(name, "new").passes, CompiledDecoder)
+    native = native_of(load(name, "new"))
+    assert native is not None
+    assert isinstance(native.passes, CompiledDecoder)
 
 
 @by_name

@@ -33,6 +33,9 @@ from .hub import resolve_encoder as resolve_encoder
 from .lora import AdaptedCheckpoint as AdaptedCheckpoint
 from .lora import is_adapter as is_adapter
 from .lora import write_adapter as write_adapter
+from .marian_checkpoint import MarianCheckpoint as MarianCheckpoint
+from .marian_file import marian_path as marian_path
+from .marian_file import read_marian as read_marian
 from .model_family import Rename as Rename
 from .packed_files import PackedFile as PackedFile
 from .packed_files import file_keys as file_keys

@@ -128,4 +128,22 @@ class Mamba2Spec:
         )  # fmt: skip
 
 
-MixerSpec = ShortConvSpec | DeltaSpec | Mamba2Spec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimpleUnitSpec:
+    """The simpler simple recurrent unit: relu(c), where c is a gate times the last c, and the rest of it times an
+    input.
+
+    Attributes:
+        width: numbers of c, each a head of its own.
+    Source: From Research to Production and Back (D19-5632).
+    """
+
+    width: int
+    kind: Literal["ssru"] = "ssru"
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(heads=self.width, key_dim=1, value_dim=1)
+
+
+MixerSpec = ShortConvSpec | DeltaSpec | Mamba2Spec | SimpleUnitSpec

@@ -4,7 +4,7 @@ Heads grow to whole vectors, and so do the halves of what is rotated: first into
 unrotated, which the wider table leaves as they are, then into zeros. Norms over heads divide by the number of
 dimensions, zeros included; their epsilon and weights make up for that. The inner width of MLPs and experts grows to a
 multiple of 8. The hidden size stays: each of a model's norms and everything that reads its states would have to know.
-Models with latent attention, or with an encoder, stay as they are.
+Models with latent attention, an encoder or mixers stay as they are.
 
 Weights are padded one by one as they are read, before they are rounded: groups of int4 must not cross heads.
 """
@@ -31,7 +31,7 @@ ZERO = -1
 def padded_spec(spec: ModelSpec) -> ModelSpec:
     """The spec of the padded model; the same object where nothing is to be padded."""
     head = _up(spec.head_dim, HEAD)
-    if head > MOST * spec.head_dim or spec.latent is not None or spec.encoder is not None:
+    if head > MOST * spec.head_dim or spec.latent is not None or spec.encoder is not None or spec.states:
         return spec
     share = spec.head_dim / head
     wide = replace(

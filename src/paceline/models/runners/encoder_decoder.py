@@ -19,6 +19,7 @@ import torch
 from paceline.errors import PromptError
 from paceline.models.abilities import check_inputs
 from paceline.models.attention.segments import chunk
+from paceline.models.base import PartAbilities
 from paceline.models.checks import check_extend
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.encoder import Encoder
@@ -31,7 +32,8 @@ from paceline.models.spec import EncoderSpec, ModelSpec, attention_shape
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.cache_memory import ArenaMemory
 from paceline.models.state.cross_memory import CrossMemory, SourcePart
-from paceline.models.state.parts import CompositeState, StateOperations
+from paceline.models.state.parts import CompositeState, StateOperations, StatePart
+from paceline.models.state.recurrent import RecurrentPart
 from paceline.utils import shortened
 
 
@@ -71,8 +73,12 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         )  # fmt: skip
         self._alone = strict
         self.info = replace(native.info, fingerprint=f"{native.info.fingerprint}-encoder", source=encoder.reads)
-        self.spec, self.source, self.capabilities = spec, encoder, native.capabilities
-        self.memory = ArenaMemory(native.arena, sources=self)
+        self.spec, self.source = spec, encoder
+        abilities = NativeCache.abilities
+        if spec.states:
+            abilities = PartAbilities.common([abilities, RecurrentPart.abilities])
+        self.capabilities = native.capabilities.within(abilities)
+        self.memory = ArenaMemory(native.arena, abilities, sources=self)
         self.input_kinds = ("encoder_tokens",) if encoder.reads == "encoder_tokens" else ("features",)
         if not isinstance(native.passes, QueriesSource):
             raise strict_unavailable(name, NOT_STRICT_WITH_SOURCE)
@@ -85,11 +91,13 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
         """See `Runner.open`. Without inputs, as for measurements and self-tests, it is the shortest source."""
-        cache = NativeCache(self.native.arena, prompt_length)
-        if not inputs:
-            return CompositeState(cache, [SourcePart(inputs, self._shortest)])
-        self.most_tokens(inputs)
-        return CompositeState(cache, [SourcePart(inputs, self._memories.get(inputs.digest))])
+        if inputs:
+            self.most_tokens(inputs)
+        parts: list[StatePart] = [SourcePart(inputs, self._memories.get(inputs.digest) if inputs else self._shortest)]
+        if self.spec.states:
+            with torch.inference_mode():
+                parts.append(RecurrentPart.opened(self.spec.states, self.info.dtype, self.info.device))
+        return CompositeState(NativeCache(self.native.arena, prompt_length), parts)
 
     @functools.cached_property
     def _shortest(self) -> CrossMemory:
@@ -142,6 +150,8 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         segment, memory, shape = chunk(cache, len(tokens)), _source_of(cache).read(), attention_shape(self.spec)
         queries = self._passes.source_queries(segment, tokens, {layer for layer, _ in heads})
         segment.cache.length += segment.slots
+        if segment.recurrent is not None:
+            segment.recurrent.advance(segment.slots)
         found = []
         for layer, head in heads:
             kv_head, group = divmod(head, shape.groups)

@@ -49,8 +49,10 @@ class RecurrentRunner(StateOperations[CompositeState]):
         return ArenaMemory(arena, replace(NativeCache.abilities, shared=shares), state_bytes=state_bytes)
 
     def _opened(self) -> RecurrentPart:
+        compiled = self.native.passes.name == "compiled"  # which works in float32 between its maps
+        dtype, device = torch.float32 if compiled else self.info.dtype, self.info.device
         with torch.inference_mode():
-            return RecurrentPart.opened(self.spec.states, self.info.dtype, self.info.device)
+            return RecurrentPart.opened(self.spec.states, dtype, device)
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
         """See `Runner.open`."""
