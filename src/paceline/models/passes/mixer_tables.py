@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from paceline.models.attention.segments import Segment
 from paceline.models.cpu import offsets as at
-from paceline.models.cpu.mixers import compiled_mixers
+from paceline.models.cpu.mixers import compiled_mixers, compiled_settling
 from paceline.models.cpu.pages import address
 from paceline.models.passes.packing import ROWS, RecordTable
 from paceline.models.spec import ModelSpec
@@ -32,6 +32,10 @@ class MixerTables:
         for layer, table in self._states.items():
             layers.put({at.STATES: table.address}, layer)
         frame.put({at.MIXERS: compiled_mixers().address, at.SEQUENCE_ROWS: self._sequences.address})
+        self._with_matrices = [number for number, state in enumerate(spec.states.values()) if state.heads]
+        self._mixers = [int(layers.fields[layer, at.MIXER // at.FIELD]) for layer in spec.states]
+        self._settled, self._settling = RecordTable(at.SETTLED_FIELDS, len(spec.states)), compiled_settling()
+        frame.put({at.SETTLED: self._settled.address, at.SETTLED_COUNT: len(self._with_matrices)})
 
     def place(self, segments: Sequence[Segment]) -> list[Any]:
         """Point at the states of the segments, with room for what their rows leave.
@@ -58,6 +62,25 @@ class MixerTables:
                 table.fields[number, : len(found)] = found
             row += segment.rows
         return kept
+
+    def settle(
+        self, states: Sequence[LayerState], nodes: Sequence[int], alone: bool, run: Callable[[Any], None]
+    ) -> Sequence[torch.Tensor]:
+        """See `models.state.recurrent.Settle`; `run` runs compiled code on the frame."""
+        found = [state.matrices for state in states]
+        for row, number in enumerate(self._with_matrices):
+            state = states[number]
+            if not alone:
+                found[number] = torch.empty_like(state.matrices)
+            self._settled.fields[row, :-1] = [
+                self._mixers[number], state.matrices.data_ptr(), *(rows.data_ptr() for rows in state.written),
+                found[number].data_ptr(),
+            ]  # fmt: skip
+        if self._with_matrices:
+            path = np.array(nodes, np.int64)
+            self._frame.put({at.PATH: address(path), at.PATH_COUNT: len(path)})
+            run(self._settling)
+        return found
 
 
 def parents_of(sees: Any) -> Ints:
