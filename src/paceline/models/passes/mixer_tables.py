@@ -72,7 +72,7 @@ class MixerTables:
             state = states[number]
             if not alone:
                 found[number] = torch.empty_like(state.matrices)
-            self._settled.fields[row, :-1] = [
+            self._settled.fields[row] = [
                 self._mixers[number], state.matrices.data_ptr(), *(rows.data_ptr() for rows in state.written),
                 found[number].data_ptr(),
             ]  # fmt: skip
