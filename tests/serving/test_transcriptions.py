@@ -19,8 +19,8 @@ from tiny_whisper import sound, wav
 from paceline import LLM, AsyncLLM
 from paceline.config import ServerConfig
 from paceline.serving import front_app, warm_up
-from paceline.speech import Transcript, write_transcript
-from paceline.transcriber import Transcriber
+from paceline.speech import Transcript, load_audio, write_transcript
+from paceline.transcriber import Transcriber, TranscriptionParams
 
 PATH = "/v1/audio/transcriptions"
 TRANSLATE = "/v1/audio/translations"
@@ -289,7 +289,7 @@ def test_keys_and_metrics(whisper: LLM, tmp_path: Path) -> None:
         assert 'paceline:audio_seconds_total{kind="transcribe"} 4.0' in metrics
 
 
-def test_a_server_keeps_nothing_of_its_windows(whisper: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_transcriber_of_a_server_counts_all_requests(whisper: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Transcriber] = []
 
     def noted(llm: LLM) -> Transcriber:
@@ -297,9 +297,11 @@ def test_a_server_keeps_nothing_of_its_windows(whisper: LLM, monkeypatch: pytest
         return made[-1]
 
     monkeypatch.setattr("paceline.serving.transcriptions.Transcriber", noted)
+    alone = Transcriber(whisper)
+    alone.transcribe([load_audio(TALK)], TranscriptionParams(language="en"))
     for live in serve(AsyncLLM(whisper)):
         assert [send(live).status_code for _ in range(3)] == [200] * 3
-    assert [len(one.costs) for one in made] == [0], "one for all requests"
+    assert [one.cost.tokens for one in made] == [3 * alone.cost.tokens]
 
 
 def test_warming_up_hears_something(whisper: LLM) -> None:

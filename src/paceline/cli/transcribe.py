@@ -124,7 +124,7 @@ def command(
             source = live_audio.AudioSource(names[0], wait)
             captions, pace = LiveTranscriber(transcriber, params), Pace(share)
             seconds, ended = live_audio.captions(captions, source, form, pace)
-            told = speech_figures(transcriber.costs, seconds, pace.busy)
+            told = speech_figures(transcriber.cost, seconds, pace.busy)
             words_told = f"{counted(captions.updates, 'transcript')}, {counted(len(captions.stable), 'word')}"
             told.append(f"captions     {words_told}")
         else:
@@ -236,7 +236,7 @@ def _files(
             _write(transcript, job, form, heading, words=words)
         if ended:
             break
-    return speech_figures(transcriber.costs, audio, seconds), ended
+    return speech_figures(transcriber.cost, audio, seconds), ended
 
 
 def _read(name: str) -> Samples:

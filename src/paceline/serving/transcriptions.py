@@ -296,7 +296,6 @@ class TranscriptionRoutes:
             raise ApiError(str(error), status=500, code="decoding_failed") from None
         finally:
             progress.gone.set()
-            self._transcriber.costs.clear()  # nobody reads them here, and a server runs for long
             step.add_done_callback(lambda _: self._end(stream))  # not before a thread has left it
 
     def _end(self, stream: Generator[HeardWindow]) -> None:
