@@ -16,6 +16,7 @@ from paceline.speech.audio import AudioLimits, load_audio
 
 soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
+decoder = pytest.importorskip("paceline.speech.audio_decoder")
 
 TONE = 440.0
 
@@ -142,6 +143,28 @@ def test_bad_audio_is_told_in_one_line(load: Callable[..., np.ndarray], name: st
     with pytest.raises(PromptError, match=says) as told:
         load(data)
     assert "\n" not in str(told.value)
+
+
+def in_wav(frames: bytes) -> bytes:
+    """A WAV file of MPEG frames."""
+    form = struct.pack("<HHIIHHHHIHHH", 0x55, 1, 44_100, 8000, 1, 0, 12, 1, 2, 417, 1, 1393)
+    body = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(frames)) + frames
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+@pytest.mark.parametrize("wrap", [bytes, lambda frames: b"ID3\4" + bytes(5) + b"\x0a" + bytes(10) + frames, in_wav])
+def test_what_a_decoder_of_mp3_says_is_told_in_our_line_alone(
+    wrap: Callable[[bytes], bytes], capfd: pytest.CaptureFixture[str]
+) -> None:
+    mp3 = written(tone(4.0, 44_100), 44_100, "MP3", "MPEG_LAYER_III")
+    data = wrap(mp3[: len(mp3) // 3] + bytes(3000) + mp3[len(mp3) // 3 :])
+    with pytest.raises(PromptError, match="the audio is cut off or damaged") as told:
+        load_audio(data)
+    assert "\n" not in str(told.value)
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(decoder.BadAudioError):
+        list(decoder.decoded(io.BytesIO(data), 60.0, 8))
+    assert "Illegal Audio-MPEG-Header" in capfd.readouterr().err, "the control: in this process it talks"
 
 
 def test_limits_are_kept(load: Callable[..., np.ndarray]) -> None:

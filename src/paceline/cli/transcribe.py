@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -245,25 +244,7 @@ def _read(name: str) -> Samples:
     source = sys.stdin.buffer.read() if name == "-" else Path(name)
     if source == b"":
         raise PromptError(NO_NAMES)
-    with _silenced():
-        return load_audio(source)
-
-
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """In this block nothing is written to standard error: decoders do that on their own, beside what we say."""
-    try:
-        before = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    try:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
+    return load_audio(source)
 
 
 def _transcribed(transcriber: Transcriber, params: TranscriptionParams, samples: Samples) -> tuple[Transcript, bool]:

@@ -1,7 +1,8 @@
 """Audio as Whisper takes it, from files, bytes and arrays.
 
 Files are read by libsndfile (wav, flac, ogg, mp3, aiff and more) and resampled by soxr, which the extra `speech`
-installs. What strangers send can be decoded in a process of its own, which is killed when it takes too long.
+installs. What strangers send can be decoded in a process of its own, which is killed when it takes too long; so are mp3
+files in any case, since libmpg123 writes what it thinks of a damaged one to standard error.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ AudioSource = str | Path | bytes | npt.NDArray[Any] | IO[bytes]
 
 SAMPLE_RATE: Final = 16_000
 MOST_REASON: Final = 300
+MOST_HEADER: Final = 4096
+"""Bytes at the beginning of a file in which its kind is looked for."""
+
+MPEG_IN_WAV: Final = (b"\x50\0", b"\x55\0")
+"""Formats of WAV files whose samples are MPEG audio."""
+
 FULL_SCALE: Final = {"i2": 1 << 15, "i4": 1 << 31}
 """The size of the largest value, of arrays of integers."""
 
@@ -43,7 +50,7 @@ class AudioLimits:
         max_bytes: of a file.
         max_seconds: of audio.
         max_channels: which are mixed into one.
-        decode_seconds: that decoding a file in a process of its own may take.
+        decode_seconds: that decoding a file in a process of its own, as mp3 files are, may take.
 
     Raises:
         ConfigError: a number out of its range.
@@ -52,7 +59,7 @@ class AudioLimits:
     max_bytes: int = 1 << 30
     max_seconds: float = 2 * 3600.0
     max_channels: int = 8
-    decode_seconds: float = 60.0
+    decode_seconds: float = 600.0
 
     def __post_init__(self) -> None:
         integer("max_bytes", self.max_bytes, 1)
@@ -75,7 +82,7 @@ def load_audio(
             -1..1, int16 or int32.
         sample_rate: of samples; files tell their own.
         limits: None is `AudioLimits()`.
-        isolated: decode a file in a process of its own, whose memory and time are limited.
+        isolated: decode a file of any kind in a process of its own, whose memory and time are limited.
     Raises:
         PromptError: no audio, or beyond the limits; in one line that names the file.
         ConfigError: the extra is not installed.
@@ -96,7 +103,7 @@ def load_audio(
             return found
         with _opened(source, name) as file:
             _check_size(file, name, limits)
-            if isolated:
+            if isolated or _is_mpeg(file):
                 return _decoded_apart(file, name, limits)
             return np.concatenate(list(decoder.decoded(file, *bounds)))
     except decoder.BadAudioError as error:
@@ -134,6 +141,16 @@ def _check_size(file: IO[bytes], name: str, limits: AudioLimits) -> None:
         raise PromptError(f"{name} must be an audio file, got an empty one")
     if size > limits.max_bytes:
         raise PromptError(f"{name} has {size} bytes; {limits.max_bytes} at most are read")
+
+
+def _is_mpeg(file: IO[bytes]) -> bool:
+    """Whether it begins with a tag or a frame of MPEG audio, or is a WAV file of such frames."""
+    head = file.read(MOST_HEADER)
+    file.seek(0)
+    place = head.find(b"fmt ") if head[:4] == b"RIFF" else -1
+    if place >= 0:
+        return head[place + 8 : place + 10] in MPEG_IN_WAV
+    return head[:3] == b"ID3" or (len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0)
 
 
 def _floats(given: npt.NDArray[Any]) -> Samples:

@@ -110,7 +110,9 @@ def _resampled(sound: soundfile.SoundFile, max_seconds: float, max_channels: int
     if not read:
         raise BadAudioError("holds no samples")
     if read < frames:
-        raise BadAudioError(f"is cut off after {read / rate:.2f} of {frames / rate:.2f} s; get the whole file")
+        raise BadAudioError(
+            f"is cut off or damaged: {read / rate:.2f} of {frames / rate:.2f} s can be read; get the whole file"
+        )
     yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
 
 
