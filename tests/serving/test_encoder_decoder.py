@@ -94,7 +94,7 @@ def test_what_does_not_suit_is_named(translating: Live) -> None:
     assert "/v1/completions takes the source" in error["message"]
 
 
-@pytest.mark.parametrize("made", ["bart"])
+@pytest.mark.parametrize("made", ["bart", "moonshine"])
 def test_what_an_encoder_cannot_read_is_told_in_words_of_requests(made: str, tmp_path: Path) -> None:
     """With the name that the model is served under, and neither its folder nor an argument of Python."""
     tiny_encoder_decoder.make(made, tmp_path, vocab_size=VOCABULARY)

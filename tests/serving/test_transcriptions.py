@@ -223,7 +223,7 @@ def test_pages_of_other_origins_may_not_send_forms(hearing: Live) -> None:
 def test_other_routes_say_what_the_model_reads(hearing: Live) -> None:
     error = hearing.error("/v1/completions", prompt="One day")
     assert error["param"] == "prompt"
-    assert "transcribe audio" in error["message"]
+    assert error["message"] == "whisper-1 reads no text; it transcribes audio at /v1/audio/transcriptions"
     turns: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
     for path, body in (
         ("/v1/chat/completions", turns),

@@ -143,9 +143,11 @@ class JobFactory:
         source = self._llm.source
         if source is None:
             return "give a prompt to /v1/completions, or start the server with --chat-template"
+        if source.reads == "encoder_tokens":
+            return "/v1/completions takes the source that its encoder reads as the prompt"
         if source.reads == "input_features":
             return "it transcribes audio at /v1/audio/transcriptions"
-        return "/v1/completions takes the source that its encoder reads as the prompt"
+        return f"it reads {source.reads}, which no request of this server holds; use it in Python"
 
     @property
     def token_bytes(self) -> TokenBytes:
@@ -158,6 +160,7 @@ class JobFactory:
         Raises:
             ApiError: a field that cannot be honoured.
         """
+        self._check_source()
         prompts = _prompts(request.prompt)
         if not 0 < len(prompts) <= self._config.max_prompts:
             raise ApiError(f"prompt must hold 1 to {self._config.max_prompts} prompts", param="prompt")
@@ -179,6 +182,19 @@ class JobFactory:
             PromptJob(prompt, params, shown, hidden, search, branches)
             for prompt, (_, shown) in zip(read, both, strict=True)
         ]
+
+    def _check_source(self) -> None:
+        """Reject prompts where the model's encoder reads something else, or its texts begin with nobody knows what.
+
+        Raises:
+            ApiError: it is so.
+        """
+        source = self._llm.source
+        if source is not None and source.reads != "encoder_tokens":
+            raise ApiError(f"{self._name} reads no text; {self._instead}", param="prompt")
+        if source is not None and not source.start:
+            why = "does not say what its texts begin with (decoder_start_token_id), which no request can; serve another"
+            raise ApiError(f"{self._name} {why}", param="model")
 
     def _encoded(self, prompt: str | list[int], request: CompletionRequest) -> tuple[list[int], str]:
         """Return the token ids of a prompt, and its text as far as that is shown."""
