@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from tiny_whisper import sound, wav
 from paceline import LLM
 from paceline.cli.live_audio import AudioSource
 from paceline.cli.main import main
-from paceline.speech import Transcript, write_transcript
+from paceline.speech import AudioLimits, Transcript, write_transcript
 from paceline.transcriber import HeardWindow, Transcriber
 
 FAST = ("--dtype", "float32", "--threads", "1", "-s", "null")
@@ -188,6 +190,46 @@ def test_wrong_values(
     found = run("transcribe", *words, "-m", whisper, *FAST)
     assert found.code == 2
     assert line in found.line
+
+
+@pytest.mark.parametrize("live", [(), ("--live",)])
+def test_standard_input_that_is_closed_and_what_is_no_file(
+    live: tuple[str, ...], run: Command, talk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, got in (
+        (tmp_path / "pipe", "a pipe or a device; send what it holds to standard input"),
+        (tmp_path, "a folder"),
+        ("", "no file"),
+    ):
+        assert f"{str(name)!r} must be an audio file" in (line := run("transcribe", name, *live, "-m", talk).line)
+        assert line.endswith(f", got {got}")
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["transcribe", *live, "-m", str(talk)]) == 2
+
+
+class Endless(io.RawIOBase):
+    """Zeros, as long as they are read, but not for ever."""
+
+    count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.count += len(buffer)
+        assert self.count < 10**7
+        buffer[:] = bytes(len(buffer))
+        return len(buffer)
+
+
+def test_no_more_of_standard_input_is_read_than_may_be_used(
+    whisper: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Endless())))
+    monkeypatch.setattr("paceline.speech.AudioLimits", partial(AudioLimits, max_bytes=10**6))
+    assert main(["transcribe", "-m", str(whisper), *FAST]) == 2
+    assert capsys.readouterr().err == "paceline: the audio has 1000001 bytes; 1000000 at most are read\n"
 
 
 def test_all_files_are_checked_before_the_model(

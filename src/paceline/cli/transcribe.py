@@ -33,6 +33,7 @@ WAIT: Final = 5.0
 """Defaults of --cpu-share and --live-wait."""
 
 NO_NAMES: Final = "name files, as in `paceline transcribe talk.wav`, or send one to standard input, which has none"
+CLOSED: Final = "standard input is closed; name a file, as in `paceline transcribe talk.wav`"
 LONG: Final = 30.0
 """Seconds of audio from which on progress is shown."""
 
@@ -100,6 +101,8 @@ def command(
     _check_words(form, words=words, live=live)
     params = _params(flag_values, language, task, prompt, temperature, words=words)
     names = audios or ["-"]
+    if "-" in names and sys.stdin is None:
+        raise PromptError(CLOSED)
     share, wait = SHARE if cpu_share is None else cpu_share, WAIT if live_wait is None else live_wait
     if live:
         _check_live(names, output, share, wait)
@@ -181,7 +184,7 @@ def _jobs(names: Sequence[str], form: str, output: Path | None) -> list[Job]:
     """
     for name in names:
         if name != "-":
-            _check_file(Path(name))
+            _check_file(name, "an audio file")
     if names.count("-") > 1:
         raise ConfigError("standard input can be read once; give - once")
     if output is None:
@@ -202,17 +205,21 @@ def _jobs(names: Sequence[str], form: str, output: Path | None) -> list[Job]:
     return jobs
 
 
-def _check_file(path: Path) -> None:
+def _check_file(name: str, wanted: str) -> None:
     """Reject what cannot be read.
 
     Raises:
         PromptError: it is not there, is no file, or may not be read.
     """
-    if not path.is_file():
-        got = "a folder" if path.is_dir() else "no file"
-        raise PromptError(f"{str(path)!r} must be an audio file, got {got}{near_file(path)}")
+    path = Path(name)
+    if not name or not path.is_file():
+        if name and path.exists():
+            got = "a folder" if path.is_dir() else "a pipe or a device; send what it holds to standard input"
+        else:
+            got = f"no file{near_file(path)}"
+        raise PromptError(f"{name!r} must be {wanted}, got {got}")
     if not os.access(path, os.R_OK):
-        raise PromptError(f"{str(path)!r} may not be read by you; name another file, or change its permissions")
+        raise PromptError(f"{name!r} may not be read by you; name another file, or change its permissions")
 
 
 def _stem(name: str) -> str:
@@ -239,12 +246,13 @@ def _files(
 
 
 def _read(name: str) -> Samples:
-    from paceline.speech import load_audio
+    from paceline.speech import AudioLimits, load_audio
 
-    source = sys.stdin.buffer.read() if name == "-" else Path(name)
+    limits = AudioLimits()
+    source = sys.stdin.buffer.read(limits.max_bytes + 1) if name == "-" else Path(name)
     if source == b"":
         raise PromptError(NO_NAMES)
-    return load_audio(source)
+    return load_audio(source, limits=limits)
 
 
 def _transcribed(transcriber: Transcriber, params: TranscriptionParams, samples: Samples) -> tuple[Transcript, bool]:
@@ -328,5 +336,5 @@ def _check_live(names: Sequence[str], output: Path | None, cpu_share: float, liv
     number("--live-wait", live_wait, 0.0, 1e6, "be a number of seconds of 0 or more")
     if names[0] == "-" and sys.stdin.isatty():
         raise PromptError("--live reads audio on standard input, which is a terminal; send it through a pipe")
-    if names[0] != "-" and not Path(names[0]).is_file():
-        raise PromptError(f"{names[0]!r} must be an audio file that grows, got no file{near_file(Path(names[0]))}")
+    if names[0] != "-":
+        _check_file(names[0], "an audio file that grows")
