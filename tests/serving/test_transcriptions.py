@@ -193,8 +193,9 @@ def test_forms_that_are_none_are_answered(hearing: Live) -> None:
         answer = hearing.http.post(PATH, **body)  # type: ignore[arg-type]
         assert answer.status_code in (400, 413), body
         assert answer.json()["error"]["message"]
-    several, unbounded = (hearing.http.post(PATH, **body).json()["error"] for body in wrong[:2])  # type: ignore[arg-type]
-    assert (several["param"], unbounded["param"]) == ("file", "file")
+    several, unbounded, _, long = (hearing.http.post(PATH, **body).json()["error"] for body in wrong[:4])  # type: ignore[arg-type]
+    assert (several["param"], unbounded["param"], long["param"]) == ("file", "file", "prompt")
+    assert long["message"].startswith("a part without a filename may be at most 65536 bytes long; shorten prompt")
     assert "one audio file" in several["message"]
     assert "boundary" in unbounded["message"]
 
@@ -206,6 +207,20 @@ def test_forms_that_are_none_are_answered(hearing: Live) -> None:
     answer = hearing.http.post(PATH, content=pieces(), headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (413, "file")
     assert send(hearing).status_code == 200
+
+
+def test_english_models_name_what_they_cannot_do(tmp_path: Path) -> None:
+    folder = tiny_whisper.write(tmp_path, multilingual=False)
+    for live in serve(AsyncLLM(LLM(folder, dtype="float32", speculative_config=None))):
+        for path, language, param, got in (
+            (TRANSLATE, "en", "model", "task 'translate'"),
+            (TRANSLATE, "", "model", "task 'translate'"),
+            (PATH, "de", "language", "language 'de'"),
+        ):
+            error = send(live, path, language=language).json()["error"]
+            wanted = f"this model only transcribes English, got {got}; take a multilingual one"
+            assert (error["param"], error["message"]) == (param, wanted)
+        assert send(live).status_code == 200
 
 
 def test_lenient_servers_ignore_fields_and_say_so(whisper: LLM) -> None:

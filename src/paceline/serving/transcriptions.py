@@ -249,7 +249,7 @@ class TranscriptionRoutes:
                     transcriber = await asyncio.to_thread(lambda: self._transcriber)  # which reads files at first
                     transcriber.check(asked.params)
                 except PacelineError as error:
-                    raise ApiError(str(error), param="language" if "language" in form else "model") from None
+                    raise ApiError(str(error), param="language" if "language" in str(error) else "model") from None
                 if not isinstance(file := form.get("file"), UploadFile):
                     raise ApiError("file must be an audio file", param="file")
                 return asked, await file.read()
@@ -339,6 +339,11 @@ def _no_form(why: str) -> ApiError:
     """Return what is wrong with a form in words that say what to do."""
     if why.startswith("Too many files"):
         return ApiError("file must be one audio file, got more; send a request for each", param="file")
+    if why.startswith("Part exceeded"):
+        why = (
+            f"a part without a filename may be at most {FORM_BYTES} bytes long; shorten prompt, or send file as a file"
+        )
+        return ApiError(why, param="prompt")
     if why.startswith("Missing boundary"):
         why = "file cannot be read: the Content-Type names no boundary; let the HTTP client write that header"
         return ApiError(why, param="file")
