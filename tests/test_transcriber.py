@@ -150,6 +150,23 @@ def test_what_windows_take_is_one_sum(llm: LLM) -> None:
     assert transcriber.cost == DecodingCost(4, 4 * first.tokens, 4 * first.passes)
 
 
+@pytest.mark.parametrize("sign", ["<|notimestamps|>", "<|startoftranscript|>", "<|endoftext|>"])
+def test_a_prompt_is_text_whatever_it_spells(sign: str, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    make = llm.request
+
+    def noted(prompt: Any, params: Any) -> Any:
+        asked.append(prompt.tokens)
+        return make(prompt, params)
+
+    monkeypatch.setattr(llm, "request", noted)
+    transcriber = Transcriber(llm)
+    transcriber.transcribe([sound(2)], replace(PARAMS, prompt=sign))
+    before = asked[0][1 : asked[0].index(transcriber.tokens.start)]
+    assert llm.tokenizer.decode(before, skip_special_tokens=False) == f" {sign}"
+    assert max(before) < transcriber.tokens.end <= max(llm.tokenizer.encode(sign)), "the control: it spells a token"
+
+
 # ------------------------------------------------------------------------------------------------ several audios
 
 

@@ -321,7 +321,7 @@ class Transcriber:
         mel, tokens = self._mel, self.tokens
         count, seek, segments = mel.frame_count(samples), 0, list[Segment]()
         language = None if params.language is None else language_code(params.language)
-        start = self._llm.tokenizer.encode(f" {params.prompt.strip()}", False) if params.prompt.strip() else []
+        start = self._llm.tokenizer.encode_plain(f" {params.prompt.strip()}") if params.prompt.strip() else []
         before = PreviousText(start, kept=params.condition_on_previous_text)
         while seek < count:
             inputs = Inputs(features={"input_features": mel.window(samples, seek)})
