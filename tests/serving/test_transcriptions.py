@@ -167,6 +167,19 @@ def test_wrong_files_are_named(file: bytes | None, line: str, hearing: Live) -> 
     assert line in error["message"]
 
 
+def test_files_that_cannot_be_kept_are_the_servers_fault(hearing: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that the form keeps in memory, and one that it puts on the disk."""
+    files = TALK, wav(sound(60))
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    for file in files:
+        answer = send(hearing, file=file)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (500, "store_failed")
+        assert error["message"] == "the file cannot be kept (No such file or directory)"
+    monkeypatch.undo()
+    assert [send(hearing, file=file).status_code for file in files] == [200, 200]
+
+
 def test_sizes_types_and_models(hearing: Live, live: Live) -> None:
     answer = send(hearing, file=bytes(4_200_000))
     error = answer.json()["error"]

@@ -6,6 +6,7 @@ import io
 import struct
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -208,6 +209,17 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
 def test_a_decoder_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=r"takes more than 0\.01 s to decode"):
         load_audio(WHOLE, isolated=True, limits=AudioLimits(decode_seconds=0.01))
+
+
+def test_no_room_for_what_is_decoded_is_not_blamed_on_the_audio(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "tone.wav"
+    path.write_bytes(WHOLE)
+    monkeypatch.setattr("paceline.speech.audio.TemporaryFile", partial(open, "/dev/full", "w+b", 0))
+    with pytest.raises(OSError, match="No space left on device"):
+        load_audio(path, isolated=True)
+    assert len(load_audio(path)) == 32_000, "the control: nothing is written"
 
 
 def test_a_wav_file_of_nothing_but_chunks_ends() -> None:

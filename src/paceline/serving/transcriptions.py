@@ -6,6 +6,7 @@ Windows of 30 s are requests of the engine, which are decoded together with all 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,6 +46,8 @@ from paceline.speech import (
 )
 from paceline.transcriber import Caller, HeardWindow, Transcriber, TranscriptionParams
 from paceline.utils import shortened
+
+logger = logging.getLogger("paceline.serving")
 
 AT_ONCE: Final = 8
 """So many audios are in memory, and understood, at once; the others wait, and keys take turns."""
@@ -257,6 +260,8 @@ class TranscriptionRoutes:
             raise ApiError("the body did not arrive") from None
         except BodyError:
             raise
+        except OSError as error:
+            raise _no_room(error) from None
         except HTTPException as error:  # of what reads forms
             raise _no_form(error.detail) from None
 
@@ -266,6 +271,8 @@ class TranscriptionRoutes:
             return await asyncio.get_running_loop().run_in_executor(self._threads, read)
         except ConfigError as error:  # the extra is not installed
             raise ApiError(str(error), status=501, code="cannot_read_audio") from None
+        except OSError as error:
+            raise _no_room(error) from None
         except PacelineError as error:
             raise ApiError(str(error), param="file") from None
 
@@ -333,6 +340,12 @@ class TranscriptionRoutes:
         except ApiError as error:
             yield event(error.body())
         yield b"data: [DONE]\n\n"
+
+
+def _no_room(error: OSError) -> ApiError:
+    """Return that the file cannot be kept while it is read, as of a full disk, and log it for the operator."""
+    logger.error("an audio cannot be kept (%s)", error)
+    return ApiError(f"the file cannot be kept ({error.strerror or error})", status=500, code="store_failed")
 
 
 def _no_form(why: str) -> ApiError:

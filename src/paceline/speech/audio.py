@@ -7,6 +7,7 @@ files in any case, since libmpg123 writes what it thinks of a damaged one to sta
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 from types import ModuleType
 from typing import IO, Any, Final
 
@@ -86,6 +87,7 @@ def load_audio(
     Raises:
         PromptError: no audio, or beyond the limits; in one line that names the file.
         ConfigError: the extra is not installed.
+        OSError: no room for what a process of its own decodes, in the folder of temporary files.
     """
     decoder, limits = _decoder(), limits or AudioLimits()
     if hasattr(source, "read"):
@@ -169,7 +171,7 @@ def _floats(given: npt.NDArray[Any]) -> Samples:
 
 def _decoded_apart(file: IO[bytes], name: str, limits: AudioLimits) -> Samples:
     """What a process of its own decodes, which has the file as its input and another as its output."""
-    from paceline.speech.audio_decoder import BAD
+    from paceline.speech.audio_decoder import BAD, FULL
 
     with _on_disk(file) as given, TemporaryFile() as output:
         code = _run_decoder(given, output, limits)
@@ -181,6 +183,8 @@ def _decoded_apart(file: IO[bytes], name: str, limits: AudioLimits) -> Samples:
         if code == BAD:
             reason = output.read(MOST_REASON).decode(errors="replace")
             raise PromptError(f"{name} {''.join(sign for sign in reason if sign.isprintable())}")
+        if code == FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), gettempdir())
         if code != 0:
             raise PromptError(f"{name} cannot be read as audio (its decoder ended with {code})")
         found: Samples = np.fromfile(output, dtype=np.float32)

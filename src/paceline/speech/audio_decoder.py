@@ -1,13 +1,15 @@
 """Audio files to 16 kHz mono, block by block; also a program that does so in a process of its own.
 
 The program reads a file on standard input, which must be one that can be sought in, and writes float32 samples to
-standard output, a file, too; where something is wrong with the audio, it writes why instead and exits with `BAD`. Its
-argument is the limits, as JSON. Memory, time and what it writes are bound by them, so that a file made to break a
-decoder breaks no other process. It imports nothing of this package, and so starts quickly.
+standard output, a file, too; where something is wrong with the audio, it writes why instead and exits with `BAD`, and
+where there is no room to write, with `FULL`. Its argument is the limits, as JSON. Memory, time and what it writes are
+bound by them, so that a file made to break a decoder breaks no other process. It imports nothing of this package, and
+so starts quickly.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -36,8 +38,8 @@ UNCOUNTED: Final = 1 << 40
 MEMORY: Final = 1 << 30
 """Bytes of address space of the program, which keeps a few seconds of audio at a time."""
 
-BAD: Final = 3
-"""Exit code for audio that cannot be used."""
+BAD, FULL = 3, 4
+"""Exit codes for audio that cannot be used, and for no room to write it to."""
 
 
 class BadAudioError(ValueError):
@@ -168,14 +170,23 @@ def main(limits: dict[str, Any]) -> int:
     limit(limits["max_seconds"], limits["decode_seconds"])
     try:
         for block in decoded(sys.stdin.buffer, limits["max_seconds"], limits["max_channels"]):
-            sys.stdout.buffer.write(block.tobytes())
+            _write(block.tobytes())
     except BadAudioError as error:
-        sys.stdout.buffer.flush()
         os.ftruncate(1, 0)
         os.lseek(1, 0, os.SEEK_SET)
-        sys.stdout.buffer.write(str(error).encode())
+        _write(str(error).encode())
         return BAD
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return FULL
+        raise
     return 0
+
+
+def _write(data: bytes) -> None:
+    """Write to standard output, all of it, past the buffer, which would be left full where there is no room."""
+    while data:
+        data = data[os.write(1, data) :]
 
 
 if __name__ == "__main__":
