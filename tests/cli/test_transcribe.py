@@ -89,6 +89,16 @@ def test_several_audios(run: Command, whisper: Path, talk: Path, expected: Trans
     assert (tmp_path / "other.txt").exists()
 
 
+def test_one_of_several_that_cannot_be_read_is_passed_over(
+    run: Command, whisper: Path, talk: Path, expected: Transcript, tmp_path: Path
+) -> None:
+    (tmp_path / "text.wav").write_text("no audio at all")
+    found = run("transcribe", tmp_path / "text.wav", talk, "-m", whisper, "--language", "en", *FAST)
+    assert found.out == f"--- {talk} ---\n{write_transcript(expected, 'txt')}"
+    assert (found.code, found.line) == (2, f"{tmp_path / 'text.wav'} cannot be read as audio (Format not recognised)")
+    assert run("transcribe", talk, talk, "-m", whisper, *FAST).code == 0, "the control"
+
+
 def test_standard_input_and_figures(run: Command, whisper: Path, talk: Path, expected: Transcript) -> None:
     given = ("-m", whisper, "--language", "en", "--stats", *FAST)
     found = run("transcribe", *given, stdin=talk.read_bytes())

@@ -16,7 +16,7 @@ from paceline.cli import outputs
 from paceline.cli.figures import loading, memory, speech_figures
 from paceline.cli.interrupts import INTERRUPTED, TerminatedToo
 from paceline.cli.options import open_llm, with_flags
-from paceline.cli.terminal import HARMLESS, counted, progress_bar, remark
+from paceline.cli.terminal import HARMLESS, counted, progress_bar, remark, report
 from paceline.errors import ConfigError, PromptError
 from paceline.utils import choice, near_file, number, replacing
 
@@ -34,6 +34,9 @@ WAIT: Final = 5.0
 
 NO_NAMES: Final = "name files, as in `paceline transcribe talk.wav`, or send one to standard input, which has none"
 CLOSED: Final = "standard input is closed; name a file, as in `paceline transcribe talk.wav`"
+UNREADABLE: Final = 2
+"""Exit code where one of several audios cannot be read, as of all that is wrong with what is given."""
+
 LONG: Final = 30.0
 """Seconds of audio from which on progress is shown."""
 
@@ -126,15 +129,16 @@ def command(
             source = live_audio.AudioSource(names[0], wait)
             captions, pace = LiveTranscriber(transcriber, params), Pace(share)
             seconds, ended = live_audio.captions(captions, source, form, pace)
+            code = INTERRUPTED if ended else 0
             told = speech_figures(transcriber.cost, seconds, pace.busy)
             words_told = f"{counted(captions.updates, 'transcript')}, {counted(len(captions.stable), 'word')}"
             told.append(f"captions     {words_told}")
         else:
-            told, ended = _files(transcriber, params, jobs, form, words=words)
+            told, code = _files(transcriber, params, jobs, form, words=words)
     for line in (load, *told, memory()) if stats else ():
         remark(line)
-    if ended:
-        raise typer.Exit(INTERRUPTED)
+    if code:
+        raise typer.Exit(code)
 
 
 def need_model(flag_values: Mapping[str, Any]) -> None:
@@ -228,11 +232,21 @@ def _stem(name: str) -> str:
 
 def _files(
     transcriber: Transcriber, params: TranscriptionParams, jobs: Sequence[Job], form: str, *, words: bool
-) -> tuple[list[str], bool]:
-    """Lines on what it took, and whether a signal ended it; what was understood until then, if anything, is written."""
-    seconds, audio, ended = 0.0, 0.0, False
+) -> tuple[list[str], int]:
+    """Lines on what it took, and the exit code.
+
+    What was understood until a signal came, if anything, is written; one of several that cannot be read is passed over.
+    """
+    seconds, audio, code = 0.0, 0.0, 0
     for job in jobs:
-        samples = _read(job.name)
+        try:
+            samples = _read(job.name)
+        except PromptError as error:
+            if len(jobs) == 1:
+                raise
+            report(f"paceline: {error}")
+            code = UNREADABLE
+            continue
         start = perf_counter()
         transcript, ended = _transcribed(transcriber, params, samples)
         seconds += perf_counter() - start
@@ -241,8 +255,9 @@ def _files(
         if transcript.segments or not ended:
             _write(transcript, job, form, heading, words=words)
         if ended:
+            code = INTERRUPTED
             break
-    return speech_figures(transcriber.cost, audio, seconds), ended
+    return speech_figures(transcriber.cost, audio, seconds), code
 
 
 def _read(name: str) -> Samples:
