@@ -363,7 +363,8 @@ def test_captions_of_files_that_are_no_audio(
 
 
 def test_other_commands_and_models_that_read_speech(run: Command, whisper: Path) -> None:
-    found = run("verify", "-m", whisper, *FAST)
-    assert (found.code, "reads speech, no text" in found.line) == (2, True)
+    for command in (("verify", *FAST), ("bench", *FAST[:4])):
+        found = run(command[0], "-m", whisper, *command[1:])
+        assert (found.code, "reads speech, no text" in found.line) == (2, True)
     found = run("warmup", "-m", whisper, *FAST[:-2])
     assert (found.code, "paceline: " in found.err) == (0, False)
