@@ -334,6 +334,8 @@ def test_languages(llm: LLM, english: LLM) -> None:
     Transcriber(english).check(PARAMS)
     with pytest.raises(ConfigError, match="language must be one of de, en, haw, got 'fr'"):
         Transcriber(llm).check(replace(PARAMS, language="fr"))
+    with pytest.raises(ConfigError, match="language must be one of de, en, haw, got ''"):
+        Transcriber(llm).check(replace(PARAMS, language=""))
     Transcriber(llm).check(replace(PARAMS, language=None))
 
 

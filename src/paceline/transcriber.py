@@ -238,7 +238,9 @@ class Transcriber:
         Raises:
             ConfigError: a language or task that the model does not know.
         """
-        language = params.language or (next(iter(self.tokens.languages)) if self.tokens.multilingual else None)
+        language = params.language
+        if language is None and self.tokens.multilingual:
+            language = next(iter(self.tokens.languages))
         self.tokens.prompt(language=language, task=params.task)
 
     def transcribe(self, audios: Sequence[Samples], params: TranscriptionParams | None = None) -> list[Transcript]:
