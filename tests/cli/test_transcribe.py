@@ -107,6 +107,12 @@ def test_standard_input_and_figures(run: Command, whisper: Path, talk: Path, exp
     assert "tokens a pass" in found.err
 
 
+def test_the_seed_decides_what_is_drawn(run: Command, whisper: Path, talk: Path) -> None:
+    given = ("transcribe", talk, "-m", whisper, "--language", "en", "--temperature", 1, *FAST)
+    texts = [run(*given, *seed).out for seed in ((), ("--seed", 0), ("--seed", 7))]
+    assert texts[0] == texts[1] != texts[2]
+
+
 def test_what_was_understood_before_ctrl_c_is_kept(
     run: Command, whisper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ Prompt = Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Text befo
 Temperature = Annotated[
     float | None, typer.Option("--temperature", metavar="FLOAT", help="Of the first attempt at a window; default: 0.")
 ]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="INT", help="Of temperatures above 0; default: 0.")]
 Format = Annotated[
     str, typer.Option("--format", metavar="FORMAT", help="txt, srt, vtt, json or verbose_json; live: txt or json.")
 ]
@@ -90,6 +91,7 @@ def command(
     task: Task = "transcribe",
     prompt: Prompt = "",
     temperature: Temperature = None,
+    seed: Seed = None,
     form: Format = "txt",
     words: Words = False,
     output: Output = None,
@@ -102,7 +104,7 @@ def command(
     """Write down what is said in audio files, or live."""
     choice("--format", form, LIVE_FORMATS if live else tuple(ENDINGS))
     _check_words(form, words=words, live=live)
-    params = _params(flag_values, language, task, prompt, temperature, words=words)
+    params = _params(language, task, prompt, words=words, temperature=temperature, seed=seed)
     names = audios or ["-"]
     if "-" in names and sys.stdin is None:
         raise PromptError(CLOSED)
@@ -151,21 +153,16 @@ def need_model(flag_values: Mapping[str, Any]) -> None:
         raise ConfigError("--model must name a Whisper model, such as openai/whisper-base; the bundled one reads text")
 
 
-def _params(
-    flag_values: Mapping[str, Any],
-    language: str | None,
-    task: str,
-    prompt: str,
-    temperature: float | None,
-    *,
-    words: bool,
-) -> TranscriptionParams:
+def _params(language: str | None, task: str, prompt: str, *, words: bool, **drawn: float | None) -> TranscriptionParams:
+    """What is wanted of each audio.
+
+    Args:
+        drawn: `temperature` and `seed`; None is their default.
+    """
     from paceline.transcriber import TranscriptionParams
 
-    more: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
-    if "seed" in flag_values:
-        more["seed"] = flag_values["seed"]
-    return TranscriptionParams(language=language, task=task, prompt=prompt, words=words, **more)
+    given: dict[str, Any] = {name: value for name, value in drawn.items() if value is not None}
+    return TranscriptionParams(language=language, task=task, prompt=prompt, words=words, **given)
 
 
 # ------------------------------------------------------------------------------------------------ files
