@@ -181,6 +181,7 @@ def test_a_file_is_replaced_as_a_whole(
         (("TALK", "--temperature", "9"), "temperature must be a number in 0..2, got 9.0"),
         (("TALK", "TALK", "--format", "srt"), "--format srt of several audios needs --output FOLDER"),
         (("TALK", "TALK", "-o", "."), "several texts would go to 'talk.txt'"),
+        (("TALK", "-o", "TALK"), "is an audio that is to be read; name another file"),
         (("TALK", "TALK", "-o", "new.txt"), "--output must be a folder for several audios, got 'new.txt'"),
         (("-", "-"), "standard input can be read once"),
         (("TALK", "--live", "--format", "srt"), "--format must be one of txt, json, got 'srt'"),

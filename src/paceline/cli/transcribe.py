@@ -193,7 +193,7 @@ def _jobs(names: Sequence[str], form: str, output: Path | None) -> list[Job]:
             raise ConfigError(f"--format {form} of several audios needs --output FOLDER")
         return [Job(name, None) for name in names]
     if len(names) == 1 and not output.is_dir():
-        outputs.must_be_writable("--output", output)
+        _check_output(output, names)
         return [Job(names[0], output)]
     if not output.is_dir():
         raise ConfigError(f"--output must be a folder for several audios, got {str(output)!r}; make it first")
@@ -202,8 +202,19 @@ def _jobs(names: Sequence[str], form: str, output: Path | None) -> list[Job]:
         assert job.output is not None
         if sum(other.output == job.output for other in jobs) > 1:
             raise ConfigError(f"several texts would go to {str(job.output)!r}; transcribe these audios one by one")
-        outputs.must_be_writable("--output", job.output)
+        _check_output(job.output, names)
     return jobs
+
+
+def _check_output(output: Path, names: Sequence[str]) -> None:
+    """Reject a file that cannot be written, or that would be lost.
+
+    Raises:
+        ConfigError: it cannot be, or is one of the audios.
+    """
+    outputs.must_be_writable("--output", output)
+    if output.exists() and any(output.samefile(name) for name in names if name != "-"):
+        raise ConfigError(f"--output {str(output)!r} is an audio that is to be read; name another file")
 
 
 def _check_file(name: str, wanted: str) -> None:
