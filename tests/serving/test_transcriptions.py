@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from tiny_whisper import sound, wav
 from paceline import LLM, AsyncLLM
 from paceline.config import ServerConfig
 from paceline.serving import front_app, warm_up
+from paceline.serving.request_log import LogFields
 from paceline.speech import Transcript, load_audio, write_transcript
 from paceline.transcriber import Transcriber, TranscriptionParams
 
@@ -264,6 +266,19 @@ def test_other_routes_say_what_the_model_reads(hearing: Live) -> None:
         assert "whisper-1 " in message
         assert "/v1/audio/transcriptions" in message
         assert str(hearing.model.llm.folder) not in message
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_what_takes_too_long_is_told_and_logged(stream: str, whisper: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "paceline.serving")
+    for live in serve(AsyncLLM(whisper), request_timeout=4.0):
+        with slowed(whisper):
+            answer = send(live, file=wav(sound(90)), stream=stream)
+        last = answer.text.split("data: ")[-2] if stream == "true" else answer.text
+        assert json.loads(last)["error"]["code"] == "timeout"
+        send(live)
+    told = [record.args for record in caplog.records if isinstance(record.args, LogFields) and "path" in record.args]
+    assert [facts.get("error_code") for facts in told] == ["timeout", None]
 
 
 # ------------------------------------------------------------------------------------------------ beside others

@@ -236,7 +236,7 @@ class TranscriptionRoutes:
                         return Response(status_code=CLOSED)
                     windows = self._windows(samples, asked.params, http)
                     if asked.stream:
-                        return EventStream(self._events(windows, asked), held.pop_all())
+                        return EventStream(self._events(windows, http.scope["facts"]), held.pop_all())
                     told = await unless_gone(http, self._whole(windows, asked, samples))
             except TimeoutError:
                 raise _too_slow() from None
@@ -324,7 +324,7 @@ class TranscriptionRoutes:
         transcript = Transcript(language=language, duration=duration, segments=tuple(segments), task=asked.params.task)
         return await asyncio.to_thread(_told, transcript, asked)
 
-    async def _events(self, windows: AsyncGenerator[HeardWindow], asked: TranscriptionRequest) -> AsyncGenerator[bytes]:
+    async def _events(self, windows: AsyncGenerator[HeardWindow], facts: LogFields) -> AsyncGenerator[bytes]:
         """Yield a delta for each window that adds text, and the whole at the end; an error as the last event."""
         text, sent = "", ""
         try:
@@ -335,10 +335,10 @@ class TranscriptionRoutes:
                         yield event({"type": "transcript.text.delta", "delta": whole[len(sent) :]})
                         sent = whole
             yield event({"type": "transcript.text.done", "text": sent})
-        except TimeoutError:
-            yield event(_too_slow().body())
-        except ApiError as error:
-            yield event(error.body())
+        except (TimeoutError, ApiError) as error:
+            why = error if isinstance(error, ApiError) else _too_slow()
+            facts.failed(why.status, why.message, why.code, why.param)
+            yield event(why.body())
         yield b"data: [DONE]\n\n"
 
 
