@@ -80,7 +80,13 @@ def test_predictions_are_drafted_from(translating: Live, translator: LLM) -> Non
 
 
 def test_what_does_not_suit_is_named(translating: Live) -> None:
-    assert translating.error(PATH, prompt="x", echo=True)["param"] == "echo"
+    for name, value, nothing in (
+        ("echo", True, False), ("truncate_prompt_tokens", 1, None), ("prompt_logprobs", 0, None)
+    ):  # fmt: skip
+        error = translating.error(PATH, prompt="x", **{name: value})
+        wanted = f"{name} cannot be used with an encoder-decoder model; leave it out"
+        assert (error["param"], error["message"]) == (name, wanted)
+        translating.ok(PATH, prompt="x", **GREEDY, **{name: nothing})
     for body in ({"prompt": "", "add_special_tokens": False}, {"prompt": "x", "encoder_prompt": "y"}):
         error = translating.error(PATH, **body)
         assert error["param"] == ("encoder_prompt" if "encoder_prompt" in body else "prompt")
@@ -102,7 +108,10 @@ def test_what_an_encoder_cannot_read_is_told_in_words_of_requests(made: str, tmp
         shutil.copy(file, tmp_path)
     llm = LLM(tmp_path, dtype="float32", speculative_config=None)
     if made == "bart":
-        wrong, told = list(range(65)), "the source has 65 tokens, which become 65 rows of the encoder of bundled, "
+        wrong, told = (
+            list(range(65)),
+            "the prompt, which is the source, has 65 tokens, which become 65 rows of the encoder of bundled, ",
+        )
         assert str(tmp_path) in str(raised(llm, wrong)), "the control: the library names the folder"
     else:
         wrong, told = [7], "bundled reads no text; it reads input_values, which no request of this server holds; "

@@ -67,6 +67,9 @@ MOST_TOKENS: Final = 2**18
 ENCODERS: Final = 4
 """So many other texts are encoded at once."""
 
+OF_PROMPTS: Final = ("echo", "truncate_prompt_tokens", "prompt_logprobs")
+"""Fields about a prompt that the answer goes on from, which a source is not."""
+
 MAX_LOGPROBS: Final = 20
 """So many are told of a token: those of a whole vocabulary fill the memory with a short request."""
 
@@ -371,8 +374,9 @@ class JobFactory:
         tenant = read_tenant(tenant_of(owner, request.cache_salt, request.prompt_cache_key))
         if self._llm.source is None:
             return [ReadPrompt(None, tokens, prediction, tenant, drafts) for tokens in prompts]
-        if isinstance(request, CompletionRequest) and request.echo:
-            raise ApiError("echo cannot be used with an encoder-decoder model; leave it out", param="echo")
+        for name in OF_PROMPTS:
+            if (value := getattr(request, name, None)) is not None and value is not False:
+                raise ApiError(f"{name} cannot be used with an encoder-decoder model; leave it out", param=name)
         reading = partial(self._llm.source.read, encode=self._llm.tokenizer.encode)
         if not all(prompts):
             raise ApiError("prompt is empty; give a prompt, which is the source", param="prompt")
