@@ -197,6 +197,12 @@ def test_samples_have_limits_too() -> None:
         load_audio(np.zeros((2, 2, 2)))
     with pytest.raises(PromptError, match="must be floats, int16 or int32, got bool"):
         load_audio(np.zeros(5, bool))
+    with pytest.raises(PromptError, match=r"must have the shape \(n, channels\), got \(2, 16000\); transpose them"):
+        load_audio(tone(1.0, channels=2).T)
+    for loud in (1e10, 1e300):
+        with pytest.raises(PromptError, match=r"no finite numbers, or far beyond -1\.\.1"):
+            load_audio(np.array([0.0, loud]))
+    assert load_audio(np.array([0.0, 30_000.0]))[1] == 30_000.0, "the control: not scaled"
 
 
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:
@@ -204,6 +210,17 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
         load_audio(tmp_path / "nothing.wav")
     with pytest.raises(PromptError, match="must be an audio file, got a folder"):
         load_audio(tmp_path)
+    with pytest.raises(PromptError, match=r"'aaa.* cannot be read \(File name too long\)"):
+        load_audio("a" * 5000)
+    text = tmp_path / "talk.wav"
+    text.write_bytes(WHOLE)
+    with (
+        text.open(encoding="latin-1") as file,
+        pytest.raises(PromptError, match="audio must be a file that is open in binary mode"),
+    ):
+        load_audio(file)
+    with pytest.raises(PromptError, match="in binary mode"):
+        load_audio(io.StringIO(str(text)))
 
 
 def test_a_decoder_that_takes_too_long_is_killed(tmp_path: Path) -> None:
@@ -238,5 +255,7 @@ def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_limits_make_sense() -> None:
+    with pytest.raises(ConfigError, match="limits must be AudioLimits, got "):
+        load_audio(WHOLE, limits={"max_seconds": 1})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_seconds must be a number of seconds above 0, got 0"):
         AudioLimits(max_seconds=0)

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ConfigError, PromptError
-from paceline.utils import integer, number, shortened
+from paceline.utils import integer, need, number, shortened
 
 Samples = npt.NDArray[np.float32]
 AudioSource = str | Path | bytes | npt.NDArray[Any] | IO[bytes]
@@ -89,7 +89,10 @@ def load_audio(
         ConfigError: the extra is not installed.
         OSError: no room for what a process of its own decodes, in the folder of temporary files.
     """
-    decoder, limits = _decoder(), limits or AudioLimits()
+    decoder, limits = _decoder(), AudioLimits() if limits is None else limits
+    need(isinstance(limits, AudioLimits), "limits", "be AudioLimits", limits)
+    if isinstance(source, io.TextIOBase):
+        raise PromptError(f"audio must be a file that is open in binary mode ('rb'), got {shortened(source)}")
     if hasattr(source, "read"):
         source = source.read(limits.max_bytes + 1)
     if not isinstance(source, str | Path | bytes | np.ndarray):
@@ -128,11 +131,13 @@ def _opened(source: str | Path | bytes, name: str) -> Iterator[IO[bytes]]:
         yield io.BytesIO(source)
         return
     path = Path(source)
-    if not path.is_file():
-        raise PromptError(f"{name} must be an audio file, got {'a folder' if path.is_dir() else 'no file'}")
-    if not os.access(path, os.R_OK):
-        raise PromptError(f"{name} cannot be read; its permissions forbid it")
-    with path.open("rb") as file:
+    try:
+        if not path.is_file():
+            raise PromptError(f"{name} must be an audio file, got {'a folder' if path.is_dir() else 'no file'}")
+        file = path.open("rb")
+    except OSError as error:
+        raise PromptError(f"{shortened(name)} cannot be read ({error.strerror or error})") from None
+    with file:
         yield file
 
 
@@ -159,10 +164,13 @@ def _floats(given: npt.NDArray[Any]) -> Samples:
     """(n, channels) float32 samples."""
     if given.ndim not in (1, 2):
         raise PromptError(f"samples must have the shape (n,) or (n, channels), got {given.shape}")
+    if given.ndim == 2 and 0 < len(given) < given.shape[1]:
+        raise PromptError(f"samples must have the shape (n, channels), got {given.shape}; transpose them")
     scale = FULL_SCALE.get(given.dtype.str[1:], 1)
     if scale == 1 and given.dtype.kind != "f":
         raise PromptError(f"samples must be floats, int16 or int32, got {given.dtype}")
-    samples: Samples = given.astype(np.float32) / np.float32(scale)
+    with np.errstate(over="ignore"):  # what becomes infinite is rejected
+        samples: Samples = given.astype(np.float32) / np.float32(scale)
     return samples[:, None] if given.ndim == 1 else samples
 
 

@@ -29,6 +29,9 @@ RATE: Final = 16_000
 BLOCK_SECONDS: Final = 4
 RATES: Final = (1_000, 768_000)
 MOST_CHUNKS: Final = 1_000
+LOUDEST: Final = 1e9
+"""Samples lie in -1..1; what was not scaled is larger, and can be read up to here."""
+
 STREAMED: Final = 0x7FFFF000
 """A size from here on stands in a WAV file whose writer did not come back to its header."""
 
@@ -141,8 +144,8 @@ def _check_length(seconds: float, most: float) -> None:
 def _mono(samples: Samples) -> Samples:
     """The mean of the channels."""
     mixed: Samples = samples.mean(axis=1, dtype=np.float32)
-    if not np.isfinite(mixed).all():
-        raise BadAudioError("holds samples that are no finite numbers")
+    if not (np.abs(mixed) < LOUDEST).all():  # which is so of no number, too
+        raise BadAudioError("holds samples that are no finite numbers, or far beyond -1..1")
     return mixed
 
 
