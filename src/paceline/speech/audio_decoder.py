@@ -62,7 +62,7 @@ def decoded(file: IO[bytes], max_seconds: float, max_channels: int) -> Iterator[
     try:
         sound = soundfile.SoundFile(file)
     except soundfile.LibsndfileError as error:
-        raise BadAudioError(f"cannot be read as audio ({_said(error)})") from None
+        raise BadAudioError(f"cannot be read as audio ({_said(error)}); wav, flac, ogg and mp3 can") from None
     with sound:
         yield from _resampled(sound, max_seconds, max_channels)
 
