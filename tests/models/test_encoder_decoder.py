@@ -159,6 +159,71 @@ def test_a_row_keeps_its_bits_in_compiled_passes(name: str, tmp_path: Path) -> N
         assert not torch.equal(other, whole)  # the source counts
 
 
+def read(folder: Path, sources: list[Inputs], **options: Any) -> list[torch.Tensor]:
+    """What the encoder of a loaded model makes of sources side by side, in float32."""
+    runner: Any = load_runner(folder, **options)
+    tensors = [
+        torch.tensor(inputs.encoder_tokens) if inputs.encoder_tokens else torch.tensor(*inputs.features.values())
+        for inputs in sources
+    ]
+    with torch.inference_mode():
+        return [states.float() for states in runner.encoder.run(tensors)]
+
+
+def error(ours: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((ours - wanted).norm() / wanted.norm())
+
+
+ENCODERS = pytest.mark.parametrize("name", ["t5", "marian", "whisper", "moonshine"])
+TYPES: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "float32", "quantization": "int8"},
+    "int8 and bfloat16": {"dtype": "bfloat16", "quantization": "int8"},
+}
+EACH_TYPE = pytest.mark.parametrize("kind", TYPES)
+
+
+@ENCODERS
+@EACH_TYPE
+def test_an_encoder_gives_the_numbers_of_operators(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled of it rounds activations; in float32 nothing is."""
+    tiny.make(name, tmp_path, **wide(name))
+    sources = [tiny.source(name, seed)[0] for seed in range(3)]
+    compiled = read(tmp_path, sources, **TYPES[kind])
+    monkeypatch.setenv("PACELINE_COMPILED", "0")
+    operators, whole = read(tmp_path, sources, **TYPES[kind]), read(tmp_path, sources, dtype="float32")
+    for i in range(3):
+        assert error(compiled[i], operators[i]) < (0.06 if kind != "float32" else 1e-6)
+        assert error(compiled[i], whole[i]) < 0.07
+        assert (error(compiled[i], whole[i]) > 1e-3) == (kind != "float32"), "the control: numbers are rounded"
+        rows = min(len(compiled[i]), len(operators[i - 1]))
+        assert error(compiled[i][:rows], operators[i - 1][:rows]) > 0.3, "the control: sources count"
+
+
+@ENCODERS
+@EACH_TYPE
+def test_a_source_reads_the_same_beside_others(name: str, kind: str, tmp_path: Path) -> None:
+    """Within what PyTorch's own operators change; what is compiled keeps every bit (test_products, test_two_sided)."""
+    tiny.make(name, tmp_path, **wide(name))
+    sources = [tiny.source(name, seed)[0] for seed in range(3)]
+    beside = read(tmp_path, sources, **TYPES[kind])
+    for inputs, states in zip(sources, beside, strict=True):
+        (alone,) = read(tmp_path, [inputs], **TYPES[kind])
+        assert alone.shape == states.shape
+        assert error(alone, states) < (1e-5 if kind == "float32" else 0.01)
+
+
+def test_what_reads_a_source_is_rounded_to_bytes_in_int4_too(tmp_path: Path) -> None:
+    tiny.make("whisper", tmp_path, **wide("whisper"))
+    sources = [tiny.source("whisper")[0]]
+    found = {form: read(tmp_path, sources, dtype="float32", quantization=form)[0] for form in ("int8", "int4", None)}
+    assert torch.equal(found["int4"], found["int8"])
+    assert not torch.equal(found["int8"], found[None])
+
+
 def test_a_source_is_read_once_for_all_that_have_it(made: Any) -> None:
     _, runner = made("t5")
     inputs = Inputs(encoder_tokens=[4, 5, 6, 7, 8, 9, 3])

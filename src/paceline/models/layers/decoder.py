@@ -32,6 +32,7 @@ from paceline.models.layers.rope import Rotation, Rotations
 from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec, attention_shape
 
 Weights = dict[str, torch.Tensor]
+WholeMaps = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], Map]
 
 
 def norm_of(spec: ModelSpec, weights: Weights, name: str) -> Map | None:
@@ -55,13 +56,22 @@ class OwnWeights:
     Args:
         prefix: of the layer's canonical names.
         dtype: of the activations.
+        whole: makes the maps of int8 weights (out, in) from them, their scales (out,) and biases; None:
+            `make_quantized_linear`.
     """
 
     def __init__(
-        self, weights: Weights, prefix: str, spec: ModelSpec, row_invariant: RowInvariance, dtype: torch.dtype
+        self,
+        weights: Weights,
+        prefix: str,
+        spec: ModelSpec,
+        row_invariant: RowInvariance,
+        dtype: torch.dtype,
+        *,
+        whole: WholeMaps | None = None,
     ) -> None:
         self._weights, self._prefix, self._spec = weights, prefix, spec
-        self._row_invariant, self._dtype = row_invariant, dtype
+        self._row_invariant, self._dtype, self._whole = row_invariant, dtype, whole
 
     def take(self, name: str) -> torch.Tensor:
         """The tensor itself."""
@@ -124,6 +134,8 @@ class OwnWeights:
     ) -> Map:
         if scale is None:
             return make_linear(weight, bias, row_invariant=self._row_invariant)
+        if self._whole is not None:
+            return self._whole(weight if columns is None else weight[:, columns], scale, bias)
         return make_quantized_linear(
             weight, scale, bias, dtype=self._dtype, row_invariant=self._row_invariant, columns=columns
         )
