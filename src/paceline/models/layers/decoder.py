@@ -135,7 +135,7 @@ class OwnWeights:
         if scale is None:
             return make_linear(weight, bias, row_invariant=self._row_invariant)
         if self._whole is not None:
-            return self._whole(weight if columns is None else weight[:, columns], scale, bias)
+            return self._whole(weight if columns is None else weight[:, columns.to(weight.device)], scale, bias)
         return make_quantized_linear(
             weight, scale, bias, dtype=self._dtype, row_invariant=self._row_invariant, columns=columns
         )

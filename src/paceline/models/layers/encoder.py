@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from paceline.models.attention.source_attention import EncoderStep
 from paceline.models.layers.decoder import OwnWeights, PackedLayer, Weights, WholeMaps, norm_of, placement_of
-from paceline.models.layers.linear import Map, RowInvariance
+from paceline.models.layers.linear import Map, RowInvariance, multiplied_out
 from paceline.models.layers.positions import relative_biases
 from paceline.models.layers.rope import Rotary
 from paceline.models.spec import ConvolutionSpec, EncoderSpec, ModelSpec, attention_shape
@@ -28,11 +28,12 @@ class CompiledParts:
     """What of an encoder is compiled.
 
     Attributes:
-        whole: makes the maps of int8 weights, as for `OwnWeights`.
+        whole: makes the maps of int8 weights, as for `OwnWeights`; by default they multiply the weights out each time,
+            which is little beside products of many rows.
         attention: of one source, as of `EncoderStep`.
     """
 
-    whole: WholeMaps | None = None
+    whole: WholeMaps = multiplied_out
     attention: Map | None = None
 
 

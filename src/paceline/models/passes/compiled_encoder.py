@@ -15,13 +15,13 @@ from paceline.models.cpu.processor import has_fast_bfloat
 from paceline.models.cpu.products import WholeProduct
 from paceline.models.cpu.two_sided import TwoSidedAttention
 from paceline.models.layers.encoder import CompiledParts
-from paceline.models.layers.linear import Map
+from paceline.models.layers.linear import Map, multiplied_out
 from paceline.models.spec import EncoderSpec, ModelSpec, attention_shape
 
 
 def compiled_parts(encoder: EncoderSpec, dtype: torch.dtype, quantization: Form | None) -> CompiledParts:
     """What is compiled of an encoder, as far as a comparison gives the right numbers here."""
-    whole = WholeProduct if quantization is not None and products_agree() else None
+    whole = WholeProduct if quantization is not None and products_agree() else multiplied_out
     short = dtype is torch.bfloat16 or quantization is not None
     return CompiledParts(whole, _attention(encoder.model) if short else None)
 
