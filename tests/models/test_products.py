@@ -8,6 +8,7 @@ from models.test_processor import HASWELL, printed
 
 from paceline.checkpoints.quantization import quantize_rows
 from paceline.models.cpu import features
+from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.products import BLOCK, WholeProduct
 
 SIZES = pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (100, 36), (200, 512)])
@@ -22,7 +23,7 @@ def made(outputs: int, inputs: int, rows: int, *, bias: bool = True) -> tuple[Wh
     whole, scale = quantize_rows(weight)
     x = torch.randn(rows, inputs, generator=generator)
     wanted = x.double() @ (whole.double() * scale.double()[:, None]).T + (offset.double() if bias else 0.0)
-    return WholeProduct(whole, scale, offset if bias else None), x, wanted
+    return WholeProduct(whole, scale, offset if bias else None, pages=Pages()), x, wanted
 
 
 def error(ours: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -79,6 +80,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
 AVX2 = """
 import torch
 from models.test_products import error, made
+from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.products import ONE_BYTE
 
 assert not ONE_BYTE

@@ -99,15 +99,15 @@ class WholeProduct:
     input, float32 or bfloat16. Compiled for this CPU.
 
     Args:
-        bias: (out,), or None.
+        bias: (out,), or None. pages: for the packed weights; those of several products may share them.
     """
 
-    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, *, pages: Pages) -> None:
         self._outputs, inputs = weight.shape
         more, rows = -inputs % LANES, -self._outputs % STRIP
         weight, scale = torch.nn.functional.pad(weight, (0, more, 0, rows)), torch.nn.functional.pad(scale, (0, rows))
         pack = pack_bytes if ONE_BYTE else pack_shorts
-        self._strips, self._bias = pack(weight, scale, Pages()), torch.zeros(len(weight))
+        self._strips, self._bias = pack(weight, scale, pages), torch.zeros(len(weight))
         if bias is not None:
             self._bias[: self._outputs] = bias
         self._inputs, self._steps = weight.shape[1], steps_of(weight.shape[1])
@@ -116,7 +116,9 @@ class WholeProduct:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The product."""
-        x = torch.nn.functional.pad(x, (0, self._inputs - x.shape[1])).contiguous()
+        if x.shape[1] < self._inputs:
+            x = torch.nn.functional.pad(x, (0, self._inputs - x.shape[1]))
+        x = x.contiguous()
         threads, width = 1 if self._team is None else torch.get_num_threads(), len(self._bias)
         out = torch.empty(len(x), width, dtype=x.dtype)
         size = BLOCK * (self._pitch + 4 * STRIP)

@@ -11,9 +11,11 @@ import functools
 import torch
 
 from paceline.checkpoints import Form, quantize_rows
+from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.processor import has_fast_bfloat
 from paceline.models.cpu.products import WholeProduct
 from paceline.models.cpu.two_sided import TwoSidedAttention
+from paceline.models.layers.decoder import WholeMaps
 from paceline.models.layers.encoder import CompiledParts
 from paceline.models.layers.linear import Map, multiplied_out
 from paceline.models.spec import EncoderSpec, ModelSpec, attention_shape
@@ -21,7 +23,9 @@ from paceline.models.spec import EncoderSpec, ModelSpec, attention_shape
 
 def compiled_parts(encoder: EncoderSpec, dtype: torch.dtype, quantization: Form | None) -> CompiledParts:
     """What is compiled of an encoder, as far as a comparison gives the right numbers here."""
-    whole = WholeProduct if quantization is not None and products_agree() else multiplied_out
+    whole: WholeMaps = multiplied_out
+    if quantization is not None and products_agree():
+        whole = functools.partial(WholeProduct, pages=Pages())
     short = dtype is torch.bfloat16 or quantization is not None
     return CompiledParts(whole, _attention(encoder.model) if short else None)
 
@@ -39,7 +43,7 @@ def products_agree() -> bool:
     weight, x = _random(80, 48), _random(7, 48)
     whole, scale = quantize_rows(weight)
     wanted = x.double() @ (whole.double() * scale[:, None]).T
-    return _near(WholeProduct(whole, scale, None)(x), wanted)
+    return _near(WholeProduct(whole, scale, None, pages=Pages())(x), wanted)
 
 
 @functools.cache
