@@ -4,23 +4,38 @@ usage: PYTHON whispercpp_peer.py FILE THREADS
 
 Reads lines of JSON from standard input, each with `samples` (a .npy file of float32, 16 kHz, mono, one window) and
 `language`; answers each with `encode` and `decode` (seconds) and `tokens`, times among them. The encoder runs twice:
-alone, to be timed, and within the whole, from which its seconds and those of the spectrogram are taken away.
+alone, to be timed, and within the whole, from which its seconds and those of the spectrogram are taken away. A package
+that pip compiled looks for its libraries in the folder where it was compiled; they lie beside it, and are loaded first.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
+import sysconfig
 from importlib.metadata import version
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import _pywhispercpp as whisper  # type: ignore[import-not-found]  # lives in an environment of its own
 import numpy as np
+
+LIBRARIES = ("ggml-base", "ggml-cpu", "ggml", "whisper")
+
+
+def loaded() -> Any:
+    """The package."""
+    for name in LIBRARIES:
+        for path in Path(sysconfig.get_path("platlib")).glob(f"lib{name}.so.?"):
+            ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+    import _pywhispercpp  # type: ignore[import-not-found]  # lives in an environment of its own
+
+    return _pywhispercpp
 
 
 def main() -> None:
-    file, threads = sys.argv[1], int(sys.argv[2])
+    file, threads, whisper = sys.argv[1], int(sys.argv[2]), loaded()
     whisper.whisper_log_set(lambda level, text: None)
     context = whisper.whisper_init_from_file_with_params(file, whisper.whisper_context_default_params())
     settings = whisper.whisper_full_default_params(whisper.whisper_sampling_strategy.WHISPER_SAMPLING_GREEDY)
