@@ -19,8 +19,9 @@ Ours runs in float32, bfloat16, int8 (its matrices; all else in float32), and in
 PYTHON is that of an environment with `ctranslate2`, which gets the file that the packages hold, float16, as float32
 and int8, or with `pywhispercpp`, which gets files that are written here (`whispercpp_files.py`), of float16 and q8_0;
 without it the engine is left out. Wheels of pywhispercpp are for AVX2; `pip install --no-binary pywhispercpp
-pywhispercpp` compiles it for the processor at hand, and what it was compiled for is kept. transformers' assisted
-decoding needs a draft model of the same vocabulary, and tiny.en has another: there is none to compare with.
+pywhispercpp` compiles it for the processor at hand (on Zen 4 its encoder takes longer then). What it was compiled for
+is kept. transformers' assisted decoding needs a draft model of the same vocabulary, and tiny.en has another: there is
+none to compare with.
 
 Results: `results/speech.json`. Needs espeak-ng and `pip install '.[bench,speech]'`.
 """

@@ -36,7 +36,6 @@ def loaded() -> Any:
 
 def main() -> None:
     file, threads, whisper = sys.argv[1], int(sys.argv[2]), loaded()
-    whisper.whisper_log_set(lambda level, text: None)
     context = whisper.whisper_init_from_file_with_params(file, whisper.whisper_context_default_params())
     settings = whisper.whisper_full_default_params(whisper.whisper_sampling_strategy.WHISPER_SAMPLING_GREEDY)
     settings.n_threads, settings.temperature_inc, settings.no_context = threads, 0.0, True
@@ -62,6 +61,7 @@ def main() -> None:
         ]
         seconds = {"encode": encoded - heard, "decode": whole - (encoded - start)}
         print(json.dumps(seconds | {"tokens": tokens}), flush=True)
+    whisper.whisper_free(context)
 
 
 if __name__ == "__main__":
