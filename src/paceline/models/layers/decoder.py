@@ -33,6 +33,7 @@ from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec, attentio
 
 Weights = dict[str, torch.Tensor]
 WholeMaps = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], Map]
+"""Makes a linear map of an int8 weight (out, in), its scales (out,) and its bias (out,), if there is one."""
 
 
 def norm_of(spec: ModelSpec, weights: Weights, name: str) -> Map | None:
@@ -56,8 +57,7 @@ class OwnWeights:
     Args:
         prefix: of the layer's canonical names.
         dtype: of the activations.
-        whole: makes the maps of int8 weights (out, in) from them, their scales (out,) and biases; None:
-            `make_quantized_linear`.
+        whole: makes the maps of int8 weights; None: `make_quantized_linear`.
     """
 
     def __init__(
