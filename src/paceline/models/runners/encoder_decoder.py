@@ -16,15 +16,17 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
+from paceline.checkpoints import Form, form_of
 from paceline.errors import PromptError
 from paceline.models.abilities import check_inputs
 from paceline.models.attention.segments import chunk
 from paceline.models.base import PartAbilities
 from paceline.models.checks import check_extend
 from paceline.models.inputs import NO_INPUTS, Inputs
-from paceline.models.layers.encoder import Encoder
+from paceline.models.layers.encoder import CompiledParts, Encoder
 from paceline.models.layers.own_weights import Weights
 from paceline.models.passes.base import QueriesSource
+from paceline.models.passes.eligibility import fits
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.strict import NOT_STRICT_WITH_SOURCE, strict_unavailable
 from paceline.models.runners.native import NativeRunner
@@ -45,7 +47,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         strict, packed and others: as of `NativeRunner`.
 
     Attributes:
-        native: the decoder. encoder: the encoder, by PyTorch's operators.
+        native: the decoder. encoder: the encoder, by PyTorch's operators but for some parts (passes.compiled_encoder).
         sources_read: how many sources the encoder has read so far.
     Raises:
         ConfigError: strict mode without compiled passes.
@@ -65,8 +67,11 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         strict: bool = False,
         packed: PackedWeights | None = None,
     ) -> None:
+        form, parts = form_of(weights), CompiledParts()
+        if compiled and fits(spec, dtype, device, quantization=form):
+            parts = _compiled_parts(encoder, dtype, form)
         with torch.inference_mode():
-            self.encoder = Encoder(spec, weights, row_invariant="proven" if strict else True)
+            self.encoder = Encoder(spec, weights, row_invariant="proven" if strict else True, compiled=parts)
         native = self.native = NativeRunner(
             spec, weights, name=name, device=device, dtype=dtype, max_context=max_context, compiled=compiled,
             packed=packed, strict=strict,
@@ -214,6 +219,13 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
                 f"{name} must be finite floating-point numbers {wanted}, got {array.dtype} of shape {array.shape}"
             )
         return array
+
+
+def _compiled_parts(encoder: EncoderSpec, dtype: torch.dtype, quantization: Form | None) -> CompiledParts:
+    """See `compiled_parts`; the compiler is loaded where they run only."""
+    from paceline.models.passes.compiled_encoder import compiled_parts
+
+    return compiled_parts(encoder, dtype, quantization)
 
 
 def _source_of(cache: CompositeState) -> SourcePart:
