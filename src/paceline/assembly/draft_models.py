@@ -23,7 +23,18 @@ from paceline.checkpoints import Tokenizer, head_share, read_config, resolve, sa
 from paceline.config import QUANTIZATIONS, EngineConfig
 from paceline.drafters.vocab import counts_path
 from paceline.errors import ConfigError, DrafterError, OutOfMemoryError
-from paceline.models import Denoiser, ModelInfo, Runner, has_ability, load_denoiser, load_runner, resolve_device
+from paceline.models import (
+    Denoiser,
+    ModelInfo,
+    Runner,
+    has_ability,
+    load_denoiser,
+    load_runner,
+    load_source_draft,
+    resolve_device,
+    source_draft_target,
+)
+from paceline.models.runners import SourceDraftRunner
 
 logger = logging.getLogger("paceline")
 
@@ -151,6 +162,7 @@ class DraftModels:
         self._placed: dict[tuple[object, ...], str] = {}
         self._denoisers: dict[tuple[str, str], Denoiser] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
+        self._on_sources: dict[str, SourceDraftRunner] = {}
 
     def open(
         self,
@@ -263,6 +275,20 @@ class DraftModels:
                 head_rows=head_rows, lora=self._lora,
             ),
         )  # fmt: skip
+
+    def on_sources_of(self, target: Runner, model: str) -> SourceDraftRunner:
+        """See `drafters.base.Models.on_sources_of`.
+
+        Raises:
+            CapabilityError: a target without an encoder, or without the native runner.
+            CheckpointError: no such draft, or one for another model.
+        """
+        encoding = source_draft_target(target, "encdec_draft")
+        if model not in self._on_sources:
+            self._on_sources[model] = load_source_draft(
+                model, encoding, self.folder, tokenizer=self.tokenizer.fingerprint
+            )
+        return self._on_sources[model]
 
     def counts_file(self) -> Path | None:
         """See `drafters.base.Models.counts_file`."""
