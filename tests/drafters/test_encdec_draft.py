@@ -220,8 +220,11 @@ def test_a_draft_that_fails_leaves_plain_decoding(
 def test_auto_chooses_among_it_and_tables(target: LLM, learned: Trained) -> None:
     """Beside tables, under the controller that drafts where that pays."""
     config = {"method": ["ngram", "prediction", {"method": "encdec_draft", "model": str(learned.folder)}]}
-    drafting = target.with_speculative_config({**config, "controller": "auto"})
-    assert texts(drafting.generate(prompts(4), GREEDY)) == texts(target.generate(prompts(4), GREEDY))
+    named = {"method": "auto", "model": str(learned.folder)}
+    for one in ({**config, "controller": "auto"}, named):
+        drafting = target.with_speculative_config(one)
+        assert "encdec_draft" in drafting.drafter_methods
+        assert texts(drafting.generate(prompts(4), GREEDY)) == texts(target.generate(prompts(4), GREEDY))
 
 
 # ------------------------------------------------------------------------------------------------ what is wrong

@@ -15,5 +15,6 @@ from .path_heads import PathHeads as PathHeads
 from .shared_rows import target_bias as target_bias
 from .shared_rows import target_rows as target_rows
 from .source_draft_files import SourceDraft as SourceDraft
+from .source_draft_files import is_source_draft as is_source_draft
 from .source_draft_files import read_source_draft as read_source_draft
 from .source_draft_files import write_source_draft as write_source_draft

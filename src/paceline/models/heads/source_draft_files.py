@@ -54,6 +54,11 @@ def write_source_draft(folder: Path, draft: SourceDraft, tensors: Mapping[str, t
     return write_folder(folder, {KEY: asdict(draft) | {"layers": list(draft.layers)}}, tensors)
 
 
+def is_source_draft(model: str | Path) -> bool:
+    """Whether a folder on this machine holds such a draft."""
+    return (Path(model).expanduser() / "config.json").is_file() and KEY in stored_config(Path(model).expanduser())
+
+
 def read_source_draft(
     draft: str | Path, target: ModelInfo, tokenizer: Callable[[], str]
 ) -> tuple[SourceDraft, dict[str, torch.Tensor]]:
