@@ -4,7 +4,8 @@ usage: encdec_drafts.py --data FOLDER --draft FOLDER [--model whisper-base] [--c
 
 The draft is what `paceline train encdec_draft` has made for MODEL, one of `real_models.py`, from the clips that
 `speech_clips.py` writes. Measured on its held-out clips, COUNT of each kind, whose texts, voices and speakers were not
-learned. Each clip is encoded once; what is timed is the decoder, greedily, with times, a clip at a time:
+learned. Clips on which the model repeats itself, by Whisper's own measure of it, are left out and counted (`repeated`):
+every draft is right there. Each is encoded once; what is timed is the decoder, greedily, with times, one at a time:
 
 plain          no drafts
 ngram          copies from the text so far
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +40,7 @@ from speech_clips import Clip, held_out
 from paceline import LLM, PacelineError, SamplingParams
 from paceline.engine import ReadPrompt
 from paceline.models import Inputs
-from paceline.speech import LogMel, WhisperRule, WhisperTokens
+from paceline.speech import LogMel, Thresholds, WhisperRule, WhisperTokens
 from paceline.utils import in_turn, speedup, tokens_per_second
 
 LENGTHS = (1, 3, 5)
@@ -124,6 +126,13 @@ def heard_by(target: LLM, small: Callable[[Clip], tuple[str, float]], clip: Clip
     return Heard(Inputs(features=features), [tokens.first_timestamp, *ids], seconds)
 
 
+def repeats(target: LLM, written: Written) -> bool:
+    """Whether Whisper's code would decode a text anew, since the model repeats itself in it."""
+    text = target.tokenizer.decode(written.tokens).encode()
+    limit = Thresholds().compression_ratio
+    return limit is not None and len(text) / len(zlib.compress(text)) > limit
+
+
 def refusal(target: LLM) -> str:
     """What is said to who takes the small model for a draft model."""
     try:
@@ -202,11 +211,12 @@ def main() -> None:
     }  # fmt: skip
     for kind, clips in held_out(given.data, given.count).items():
         heard = [heard_by(target, small, clip) for clip in clips]
+        whole = [one for one in heard if not repeats(target, decoders["plain"](one))]
         for decoder in decoders.values():
-            decoder(heard[0])
-        result[kind] = measured(target, decoders, heard, given.repeats)
-        result[kind]["heard"] = sum(one.seconds for one in heard)
-        result[kind]["seconds_of_audio"] = sum(len(clip.samples) for clip in clips) / 16_000
+            decoder(whole[0])
+        result[kind] = measured(target, decoders, whole, given.repeats)
+        result[kind]["repeated"] = len(heard) - len(whole)
+        result[kind]["heard"] = sum(one.seconds for one in whole)
         for name in decoders:
             print(kind, name, json.dumps(result[kind][name]))
     save("encdec_drafts", result, given.folder)

@@ -125,10 +125,9 @@ class SourceLayer(nn.ModuleDict):
         return self._attention(queries.transpose(0, 1)[None], keys, values)[0].transpose(0, 1)
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        k, v, mask = k.to(q.dtype), v.to(q.dtype), None if mask is None else mask.to(q.dtype)
         grouped = self._spec.num_heads != self._spec.num_kv_heads
-        return F.scaled_dot_product_attention(
-            q, k.to(q.dtype), v.to(q.dtype), mask, scale=self._spec.scale, enable_gqa=grouped
-        )
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=self._spec.scale, enable_gqa=grouped)
 
     def _transformed(self, x: Tensor) -> Tensor:
         inner, act = self["gate_up"](x), ACTIVATIONS[self._spec.activation]
