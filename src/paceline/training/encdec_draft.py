@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.config import documented, option
+from paceline.config import REQUIRED, documented, option
 from paceline.engine import ReadPrompt
 from paceline.models import ModelSpec, around_layers, shortened_spec, source_draft_target, trained_shapes
 from paceline.models.heads import SourceDraft, write_source_draft
@@ -44,10 +44,12 @@ Tensors = dict[str, Tensor]
 @documented
 @dataclass(frozen=True, kw_only=True)
 class EncDecDraftConfig(TrainConfig):
-    """Says which layers of an encoder-decoder model draft. `data` is files of texts, a source each prompt, or for
-    Whisper files and folders of speech.
-    """
+    """Says which layers of an encoder-decoder model draft, and what they learn from."""
 
+    data: Sequence[Path] = option(
+        REQUIRED, "Files of texts, a source each line or prompt; for Whisper, folders of speech; repeatable.",
+        check=lambda name, value: need(bool(value), name, "name at least one file or folder", value),
+    )  # fmt: skip
     layers: tuple[int, ...] | None = option(
         None, "Of the model's decoder, for encdec_draft: 0 or 0,5; the first and the last by default.",
         check=check_layers,
