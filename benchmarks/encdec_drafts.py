@@ -212,6 +212,8 @@ def main() -> None:
     for kind, clips in held_out(given.data, given.count).items():
         heard = [heard_by(target, small, clip) for clip in clips]
         whole = [one for one in heard if not repeats(target, decoders["plain"](one))]
+        if not whole:
+            sys.exit(f"the model repeats itself on all clips of {kind}; raise --count")
         for decoder in decoders.values():
             decoder(whole[0])
         result[kind] = measured(target, decoders, whole, given.repeats)

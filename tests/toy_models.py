@@ -140,7 +140,7 @@ class ToyModels:
         self.opened.append((quantization, head_rows))
         return self._trimmed(self.draft, head_rows)
 
-    def on_sources_of(self, target: Any, model: str) -> Any:
+    def on_sources_of(self, target: Any, model: str, *, quantization: str | None = None) -> Any:
         assert target is self.target
         return OnSourcesToy(
             self.draft.vocab_size, order=self.draft.order, seed=self.draft.seed, sharpness=self.draft.sharpness,

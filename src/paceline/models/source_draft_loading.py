@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from paceline.checkpoints import Checkpoint, load_weights, targets
+from paceline.checkpoints import Checkpoint, Form, load_weights, quantize, targets
 from paceline.errors import CapabilityError, CheckpointError
 from paceline.models.base import Runner
 from paceline.models.heads import read_source_draft
@@ -43,12 +43,18 @@ def source_draft_target(runner: Runner | None, method: str) -> EncoderDecoderRun
 
 
 def load_source_draft(
-    draft: str | Path, target: EncoderDecoderRunner, folder: Path, *, tokenizer: Callable[[], str]
+    draft: str | Path,
+    target: EncoderDecoderRunner,
+    folder: Path,
+    *,
+    tokenizer: Callable[[], str],
+    quantization: Form | None = None,
 ) -> SourceDraftRunner:
     """A draft for a target.
 
     Args:
         draft: folder or hub id. folder: of the target's checkpoint. tokenizer: gives the fingerprint of its tokenizer.
+        quantization: how the draft's matrices are rounded; None leaves them as they are.
     Raises:
         CheckpointError: no such files, a draft for another model, or tensors of other shapes.
     """
@@ -58,13 +64,14 @@ def load_source_draft(
     _check_shapes(tensors, spec, str(draft))
     weights = around_layers(target, folder, config.layers, dtype=target.info.dtype) | tensors
     weights["embed.weight"] = target.embedding
-    if ids is None:
-        return SourceDraftRunner(spec, weights, target, config.layers, None, name=str(draft))
-    rows, head = HeadRows(ids.cpu().numpy(), spec.vocab_size), weights.get("head.weight", target.embedding)
-    weights["head.weight"] = head[ids]
-    if spec.head_bias:
-        weights["head.bias"] = weights["head.bias"][ids]
-    return SourceDraftRunner(rows.spec(spec), weights, target, config.layers, rows, name=str(draft))
+    rows = None if ids is None else HeadRows(ids.cpu().numpy(), spec.vocab_size)
+    if rows is not None and ids is not None:
+        spec, weights["head.weight"] = rows.spec(spec), weights.get("head.weight", target.embedding)[ids]
+        if spec.head_bias:
+            weights["head.bias"] = weights["head.bias"][ids]
+    if quantization is not None:
+        weights = quantize(weights, spec, quantization)
+    return SourceDraftRunner(spec, weights, target, config.layers, rows, name=str(draft))
 
 
 def shortened_spec(spec: ModelSpec, layers: Sequence[int]) -> ModelSpec:
