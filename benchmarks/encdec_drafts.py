@@ -10,8 +10,8 @@ every draft is right there. Each is encoded once; what is timed is the decoder, 
 plain          no drafts
 ngram          copies from the text so far
 prediction     drafts what whisper-tiny.en has heard; the seconds that it took to hear it are told apart (`heard`)
-encdec_draft   chains of 1, 3 and 5, and as many as pay (controller auto)
-auto           tables and encdec_draft together under controller auto
+encdec_draft   chains of 1, 3 and 5; the same with its matrices rounded (int8), and as many as pay (controller auto)
+auto           tables and the rounded encdec_draft together under controller auto
 
 Tokens of whisper-tiny.en are not those of a multilingual model, so that it cannot be a `draft_model`: what is said to
 who tries is kept (`draft_model`). Ways that write other texts than plain decoding end the script, and nothing is kept.
@@ -94,14 +94,19 @@ class Decoder:
 def ways(draft: Path) -> dict[str, Any]:
     """speculative_config by name."""
     own: dict[str, Any] = {"method": "encdec_draft", "model": str(draft)}
-    chains = {f"encdec_draft {n}": {**own, "controller": "fixed", "num_speculative_tokens": n} for n in LENGTHS}
+    small = {**own, "quantization": "int8"}
+    chains = {
+        f"encdec_draft {words}{n}": {**one, "controller": "fixed", "num_speculative_tokens": n}
+        for words, one in (("", own), ("int8 ", small))
+        for n in LENGTHS
+    }
     return {
         "plain": None,
         "ngram": {"method": "ngram"},
         "prediction": {"method": "prediction"},
         **chains,
-        "encdec_draft auto": {**own, "controller": "auto"},
-        "auto": {"method": ["prediction", "ngram", own], "controller": "auto"},
+        "encdec_draft int8 auto": {**small, "controller": "auto"},
+        "auto": {"method": ["prediction", "ngram", small], "controller": "auto"},
     }
 
 

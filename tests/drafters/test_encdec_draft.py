@@ -28,7 +28,9 @@ WORDS = ("the", "ship", "came", "back", "from", "a", "long", "way", "over", "sea
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 ONE_STEP = Fitting(steps=1, batch_rows=2, row_tokens=96, eval_steps=1, learning_rate=1e-12, bf16=False)
 QUICK = Fitting(steps=60, batch_rows=2, row_tokens=96, eval_steps=30, warmup_steps=5, bf16=False, learning_rate=2e-3)
-TREES: list[dict[str, Any]] = [{}, {"tree_width": 3}, {"tree_policy": "eagle2", "tree_width": 4}]
+TREES: list[dict[str, Any]] = [
+    {}, {"tree_width": 3}, {"tree_policy": "eagle2", "tree_width": 4}, {"quantization": "int8"},
+]  # fmt: skip
 
 
 def made(name: str, folder: Path, **more: Any) -> Path:
@@ -264,6 +266,7 @@ def test_wrong_drafts_are_refused_in_one_line(target: LLM, learned: Trained, tmp
         (lambda: with_draft(target, tmp_path / "nowhere"), CheckpointError, "nowhere"),
         (lambda: with_draft(target, without_a_tensor(learned.folder, tmp_path)), CheckpointError, "must have shape"),
         (lambda: target.with_speculative_config({"method": "encdec_draft"}), ConfigError, "folder or hub id"),
+        (lambda: with_draft(target, learned.folder, quantization="int3"), ConfigError, "be one of none, int8"),
     ]
     for build, error, words in wrong:
         with pytest.raises(error, match=words) as raised:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from typing import Unpack, cast
 
+from paceline.config import NOT_QUANTIZED, QUANTIZATIONS
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.common.bases import model_of
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.drafters.growth.options import GrowthOptions, with_growth_options
 from paceline.models import Runner
+from paceline.utils import choice
 
 
 @with_growth_options
@@ -23,6 +25,8 @@ class EncDecDraftDrafter(DraftModelDrafter):
 
     Args:
         model: folder or hub id of what `paceline train encdec_draft` has written for the target.
+        quantization: "int8", "int4" or "none": how the draft's matrices are rounded, or torchao's names for them. None
+            is as the target's are.
     Raises:
         ConfigError: a value outside its range, no folder.
         CapabilityError: a target without an encoder.
@@ -31,10 +35,19 @@ class EncDecDraftDrafter(DraftModelDrafter):
 
     name = "encdec_draft"
 
-    def __init__(self, args: DrafterArgs, *, model: str | None = None, **growth: Unpack[GrowthOptions]) -> None:
+    def __init__(
+        self,
+        args: DrafterArgs,
+        *,
+        model: str | None = None,
+        quantization: str | None = None,
+        **growth: Unpack[GrowthOptions],
+    ) -> None:
+        known = (NOT_QUANTIZED, *QUANTIZATIONS)
+        choice("quantization of 'encdec_draft'", quantization, known, optional=True)
         self._configure(args, growth)
         model, models = model_of(args, self.name, model)
-        draft = models.on_sources_of(cast(Runner, args.target), model)
+        draft = models.on_sources_of(cast(Runner, args.target), model, quantization=quantization)
         self.source_bytes = draft.source_bytes
         self._use(cast(Runner, draft), repr(model))
 
