@@ -95,7 +95,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": "toy"},
         {"model": "toy", "tree_width": 3},
         {"model": "toy", "tree_policy": "dyspec"},
-        {"model": "toy", "draft_sample_method": "greedy", "num_speculative_tokens": 2, "quantization": "int8"},
+        {"model": "toy", "draft_sample_method": "greedy", "num_speculative_tokens": 2},
     ],
     "pearl": [
         {"model": "toy", "overlap": True},
