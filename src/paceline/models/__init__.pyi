@@ -43,6 +43,11 @@ from .mixer_spec import MixerSpec as MixerSpec
 from .mixer_spec import ShortConvSpec as ShortConvSpec
 from .mixer_spec import SimpleUnitSpec as SimpleUnitSpec
 from .runners.remapped_tokens import MappedRunner as MappedRunner
+from .source_draft_loading import around_layers as around_layers
+from .source_draft_loading import load_source_draft as load_source_draft
+from .source_draft_loading import shortened_spec as shortened_spec
+from .source_draft_loading import source_draft_target as source_draft_target
+from .source_draft_loading import trained_shapes as trained_shapes
 from .spec import ConvolutionSpec as ConvolutionSpec
 from .spec import DenoiserSpec as DenoiserSpec
 from .spec import EncoderSpec as EncoderSpec

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from paceline.checkpoints import Form, form_of
-from paceline.errors import PromptError
+from paceline.errors import ConfigError, PromptError
 from paceline.models.abilities import check_inputs
 from paceline.models.attention.segments import chunk
 from paceline.models.base import PartAbilities
@@ -48,6 +48,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
 
     Attributes:
         native: the decoder. encoder: the encoder, by PyTorch's operators but for some parts (passes.compiled_encoder).
+        embedding: (v, hidden) table of the decoder's tokens.
         sources_read: how many sources the encoder has read so far.
     Raises:
         ConfigError: strict mode without compiled passes.
@@ -72,6 +73,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
             parts = _compiled_parts(encoder, dtype, form)
         with torch.inference_mode():
             self.encoder = Encoder(spec, weights, row_invariant="proven" if strict else True, compiled=parts)
+        self.embedding = weights["embed.weight"]
         native = self.native = NativeRunner(
             spec, weights, name=name, device=device, dtype=dtype, max_context=max_context, compiled=compiled,
             packed=packed, strict=strict,
@@ -124,7 +126,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
 
     def rows_to_encode(self, cache: CompositeState) -> int:
         """See `EncodesInputs.rows_to_encode`."""
-        part = _source_of(cache)
+        part = source_of(cache)
         if part.memory is None:
             part.memory = self._memories.get(part.inputs.digest)
         return 0 if part.memory is not None else self._rows(part.inputs)
@@ -132,7 +134,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
     @torch.inference_mode()
     def encode(self, caches: Sequence[CompositeState]) -> None:
         """See `EncodesInputs.encode`."""
-        parts = [_source_of(cache) for cache in caches]
+        parts = [source_of(cache) for cache in caches]
         inputs = {part.inputs.digest: part.inputs for part in parts if part.inputs.digest not in self._memories}
         made = self._read([self._tensor(one) for one in inputs.values()])
         self.sources_read += len(made)
@@ -152,7 +154,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
     ) -> torch.Tensor:
         """See `AttendsToSource.attention_to_source`."""
         check_extend(self.info, [cache], [len(tokens)])
-        segment, memory, shape = chunk(cache, len(tokens)), _source_of(cache).read(), attention_shape(self.spec)
+        segment, memory, shape = chunk(cache, len(tokens)), source_of(cache).read(), attention_shape(self.spec)
         queries = self._passes.source_queries(segment, tokens, {layer for layer, _ in heads})
         segment.cache.length += segment.slots
         if segment.recurrent is not None:
@@ -164,6 +166,19 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
             scores = queries[layer][:, group * shape.kv_heads + kv_head].float() @ keys.T * shape.scale
             found.append(scores.softmax(-1))
         return torch.stack(found)
+
+    def memory_of(self, inputs: Inputs) -> CrossMemory:
+        """What the decoder attends to, of a source that some sequence holds; without inputs, of the shortest one.
+
+        Raises:
+            ConfigError: the encoder has not read it, or nobody holds it any more.
+        """
+        if not inputs:
+            return self._shortest
+        memory = self._memories.get(inputs.digest)
+        if memory is None:
+            raise ConfigError(f"{self.info.name} does not hold this source; let it read the source first")
+        return memory
 
     @property
     def sources_held(self) -> int:
@@ -228,5 +243,5 @@ def _compiled_parts(encoder: EncoderSpec, dtype: torch.dtype, quantization: Form
     return compiled_parts(encoder, dtype, quantization)
 
 
-def _source_of(cache: CompositeState) -> SourcePart:
+def source_of(cache: CompositeState) -> SourcePart:
     return next(part for part in cache.others if isinstance(part, SourcePart))
