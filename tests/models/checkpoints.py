@@ -411,6 +411,36 @@ CASES |= {
         model_type="falcon_h1", new=_MAMBA2 | _FALCON_PLAIN, old=_MAMBA2 | _FALCON_PLAIN | {"mamba_expand": 2}
     ),
 }
+_PURE_MAMBA = {"intermediate_size": 160, "state_size": 8, "time_step_rank": 5}
+_PURE_MAMBA_OLD = _PURE_MAMBA | {"d_inner": 160, "d_model": 64, "n_layer": 3, "rms_norm": True, "ssm_cfg": {}}
+_PURE_MAMBA2 = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16}
+
+
+def early_mamba_keys(tensors: Tensors) -> Tensors:
+    """The table's name in the first files."""
+    return {name.replace("backbone.embeddings.", "backbone.embedding."): tensors[name] for name in tensors}
+
+
+CASES |= {
+    "mamba": Case(model_type="mamba", new=_PURE_MAMBA, old=_PURE_MAMBA_OLD, keys=early_mamba_keys),
+    "mamba-bias": Case(
+        model_type="mamba",
+        new={"intermediate_size": 128, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False},
+        old={"expand": 2, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False}
+        | {"intermediate_size": None, "time_step_rank": "auto", "state_size": 16},
+    ),
+    "falcon_mamba": Case(
+        model_type="falcon_mamba",
+        new=_PURE_MAMBA | {"mixer_rms_eps": 1e-3},
+        old=_PURE_MAMBA | {"mixer_rms_eps": 1e-3, "use_mambapy": False, "layer_norm_epsilon": 1e-5},
+    ),
+    "mamba2": Case(model_type="mamba2", new=_PURE_MAMBA2, old=_PURE_MAMBA2 | {"expand": 2, "norm_before_gate": False}),
+    "mamba2-bias": Case(
+        model_type="mamba2",
+        new=_PURE_MAMBA2 | {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True},
+        old=_PURE_MAMBA2 | {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True},
+    ),
+}
 WIDE: Mapping[str, Mapping[str, Any]] = {
     "starcoder2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "glm4": {"head_dim": 64},

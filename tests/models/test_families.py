@@ -154,7 +154,9 @@ def test_declared_dtype(given: dict[str, Any], wanted: str | None) -> None:
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "mamba"}, "'mamba'"),
+    ({"model_type": "rwkv"}, "'rwkv'"),
+    ({"model_type": "mamba", "hidden_act": "gelu"}, "'gelu'"),
+    ({"model_type": "mamba2", "hidden_act": "gelu"}, "'gelu'"),
     ({"model_type": None}, "None"),
     ({"hidden_act": "relu2"}, "'relu2'"),
     ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "'mrope'"),

@@ -301,6 +301,12 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("falcon_h1-normed", _mixer(norm="gated_after")),
     ("falcon_h1", _mixer(steps=(0.1, 0.5))),
     ("qwen3_next", _moe(shared_gate=False)),
+    ("mamba", _fields(norm_eps=1e-2)),
+    ("mamba-bias", _fields(norm_eps=1e-2)),
+    ("falcon_mamba", _mixer(norm=None)),
+    ("falcon_mamba", _mixer(norm_eps=1e-6)),
+    ("mamba2", _mixer(norm_groups=1)),
+    ("mamba2-bias", _mixer(norm="gated_after")),
 ]
 WRONG += [(name, _theta) for name in CASES if all(name != one for one, _ in WRONG)]
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from paceline.checkpoints.config_keys import ConfigKeys, layer_specs, local_and_global, rope_spec
 from paceline.checkpoints.encoder_decoder_families import encoder_decoder_spec, is_encoder_decoder
 from paceline.checkpoints.hybrid_families import HYBRID_FAMILIES
+from paceline.checkpoints.mamba_families import MAMBA_FAMILIES
 from paceline.checkpoints.model_family import ModelFamily, Rename, moe_spec
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import LatentSpec, LayerSpec, ModelSpec, RopeSpec
@@ -301,6 +302,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "gpt_oss": ModelFamily(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
     "deepseek_v2": ModelFamily(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
     **HYBRID_FAMILIES,
+    **MAMBA_FAMILIES,
 }
 MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 """Families whose text part, `text_config`, runs natively."""
@@ -354,8 +356,9 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     keys = ConfigKeys(config, {**_COMMON, **family.defaults}, str(config["model_type"]), family.keys)
     keys.check()
     _check_features(keys)
-    heads, kv_heads, head_dim = _heads(keys)
-    ropes, bias = _ropes(keys, family, head_dim), family.attention_bias == "key" and keys.flag("attention_bias")
+    heads, kv_heads, head_dim = _heads(keys) if family.attention else (1, 1, keys.size("hidden_size"))
+    ropes = _ropes(keys, family, head_dim) if family.attention else {}
+    bias = family.attention_bias == "key" and keys.flag("attention_bias")
     extra = family.extra(keys)
     spec = ModelSpec(
         family=keys.family,
@@ -364,7 +367,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=keys.size("intermediate_size"),
+        intermediate_size=extra.pop("intermediate_size", None) or keys.size("intermediate_size"),
         layers=_layers(keys, family, mixture="moe" in extra),
         ropes=ropes,
         max_context=_max_context(keys, ropes),

@@ -1,26 +1,16 @@
-"""Families with mixers beside attention, or instead; see `checkpoints.families`."""
+"""Families with short convolutions or delta rules beside attention; see `checkpoints.families`."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from paceline.checkpoints.config_keys import FULL, ConfigKeys, sparse_layers
-from paceline.checkpoints.model_family import ModelFamily, Rename, moe_spec
-from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models import DeltaSpec, LayerSpec, Mamba2Spec, MixerSpec, ShortConvSpec
-
-
-def mixed_layers(keys: ConfigKeys, mixers: Mapping[str, MixerSpec], types: list[str]) -> tuple[LayerSpec, ...]:
-    """Layers of attention or of a mixer, by their types."""
-    layers = {kind: LayerSpec(attention=False, rope=None, mixer=mixer) for kind, mixer in mixers.items()}
-    layers[FULL] = LayerSpec()
-    if unknown := [kind for kind in types if kind not in layers]:
-        raise UnsupportedModelError(f"{keys.family}: layers of type {unknown[0]!r} are not implemented")
-    return tuple(layers[kind] for kind in types)
+from paceline.checkpoints.model_family import LINEAR, ModelFamily, Rename, mixed_layers, moe_spec
+from paceline.errors import CheckpointError
+from paceline.models import DeltaSpec, LayerSpec, ShortConvSpec
 
 
 def _lfm2_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
@@ -108,98 +98,6 @@ def _qwen3_next(keys: ConfigKeys) -> dict[str, Any]:
     return fields
 
 
-def _mamba2(keys: ConfigKeys, inner: int, **more: Any) -> Mamba2Spec:
-    """The mixer of an inner width, by the keys that Granite 4, Falcon-H1 and Bamba share."""
-    heads, head_dim, groups = keys.size("mamba_n_heads"), keys.get("mamba_d_head"), keys.size("mamba_n_groups")
-    head_dim = inner // heads if head_dim in (None, "auto") else keys.size("mamba_d_head")
-    if heads * head_dim != inner or heads % groups:
-        raise CheckpointError(
-            f"config.json: {heads} heads of {head_dim} in {groups} groups do not make up a mixer of {inner}; repair it"
-        )
-    return Mamba2Spec(
-        heads=heads, head_dim=head_dim, state_dim=keys.size("mamba_d_state"), groups=groups,
-        taps=keys.size("mamba_d_conv"), conv_bias=keys.flag("mamba_conv_bias"), bias=keys.flag("mamba_proj_bias"),
-        steps=_steps(keys), **more,
-    )  # fmt: skip
-
-
-def _steps(keys: ConfigKeys) -> tuple[float, float]:
-    """Least and largest step; transformers writes an infinite one as an object."""
-    limits = keys.items("time_step_limit", 2) or [0.0, math.inf]
-    least, most = (math.inf if limit == {"__float__": "Infinity"} else limit for limit in limits)
-    numbers = not any(isinstance(one, bool) or not isinstance(one, int | float) for one in (least, most))
-    if not (numbers and 0 <= least <= most):
-        raise keys.wrong("time_step_limit", "two numbers of 0 or more, the smaller one first")
-    return float(least), float(most)
-
-
-def _granite_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
-    count = keys.size("num_hidden_layers")
-    types = keys.items("layers_block_type" if keys.given("layers_block_type") else "layer_types", count)
-    types = [{"attention": FULL, "mamba": LINEAR}.get(kind, kind) for kind in types or [LINEAR] * count]
-    bias = keys.flag("mamba_proj_bias")
-    mixer = _mamba2(keys, keys.size("mamba_expand") * keys.size("hidden_size"), out_bias=bias)
-    mixer = replace(mixer, norm_groups=mixer.groups)
-    position, sparse = keys.get("position_embedding_type"), keys.count("num_local_experts") > 0
-    if position not in (None, "nope", "rope"):
-        raise UnsupportedModelError(f"{keys.family}: position_embedding_type={position!r} is not implemented")
-    layers = mixed_layers(keys, {LINEAR: mixer}, types)
-    turned = position == "rope"
-    return tuple(replace(layer, moe=sparse, rope=layer.rope if turned else None) for layer in layers)
-
-
-def _granite_hybrid(keys: ConfigKeys) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "embedding_multiplier": keys.positive("embedding_multiplier"),
-        "residual_multiplier": keys.positive("residual_multiplier"),
-        "attention_scale": keys.positive("attention_multiplier"),
-        "logit_multiplier": 1.0 / keys.positive("logits_scaling"),
-    }
-    shared = keys.size("shared_intermediate_size")
-    if not keys.count("num_local_experts"):
-        return fields | {"intermediate_size": shared}
-    moe = moe_spec(keys, "num_local_experts", keys.size("intermediate_size"), norm_top_k=True)
-    return fields | {"moe": replace(moe, shared=shared)}
-
-
-def _falcon_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
-    norm = "gated_after" if keys.flag("mamba_norm_before_gate") else "gated_before"
-    mixer = _mamba2(
-        keys, _falcon_inner(keys), norm=norm if keys.flag("mamba_rms_norm") else None,
-        norm_groups=keys.size("mamba_n_groups"), out_bias=keys.flag("projectors_bias"),
-    )  # fmt: skip
-    return (LayerSpec(mixer=mixer),) * keys.size("num_hidden_layers")
-
-
-def _falcon_inner(keys: ConfigKeys) -> int:
-    return keys.optional_size("mamba_d_ssm") or keys.size("mamba_expand") * keys.size("hidden_size")
-
-
-def _falcon_h1(keys: ConfigKeys) -> dict[str, Any]:
-    """Its multipliers belong to linear maps, and are weighed into these."""
-    inner, wide = _falcon_inner(keys), keys.size("intermediate_size")
-    shared, heads = keys.size("mamba_n_groups") * keys.size("mamba_d_state"), keys.size("mamba_n_heads")
-    gate, down = keys.numbers("mlp_multipliers", 2) or [1.0, 1.0]
-    parts = keys.numbers("ssm_multipliers", 5) or [1.0] * 5
-    z, x, b, c, steps = (keys.number("ssm_in_multiplier") * part for part in parts)
-    into, hidden = keys.number("attention_in_multiplier"), keys.size("hidden_size")
-    head_dim = keys.optional_size("head_dim") or hidden // keys.size("num_attention_heads")
-    return {
-        "embedding_multiplier": keys.number("embedding_multiplier"),
-        "logit_multiplier": keys.number("lm_head_multiplier"),
-        "attention_scale": head_dim**-0.5 * into**2 * keys.number("key_multiplier"),
-        "factors": {
-            "o.weight": ((hidden, into * keys.number("attention_out_multiplier")),),
-            "gate_up.weight": ((wide, gate), (wide, 1.0)),
-            "down.weight": ((hidden, down),),
-            "mixer.in.weight": ((inner, z), (inner, x), (shared, b), (shared, c)),
-            "mixer.gates.weight": ((heads, steps),),
-            "mixer.out.weight": ((hidden, keys.number("ssm_out_multiplier")),),
-        },
-    }
-
-
-LINEAR = "linear_attention"
 _QWEN3_NEXT = {
     "head_dim": 256,
     "num_attention_heads": 16,
@@ -225,50 +123,6 @@ _QWEN3_5 |= {"intermediate_size": 12288, "num_hidden_layers": 32}
 _QWEN3_5_MOE = _QWEN3_NEXT | _QWEN3_NEXT_MOE | {"num_experts": 256, "num_experts_per_tok": 8, "intermediate_size": 512}
 _QWEN3_5_MOE |= {"vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40}
 _DELTA_NAMES: Rename = ((re.compile(r"\.linear_attn\."), ".mixer."),)
-_MAMBA2 = {
-    "mamba_n_heads": 128,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 256,
-    "mamba_d_head": "auto",
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_conv_bias": True,
-    "mamba_proj_bias": False,
-}
-_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-_GRANITE_HYBRID = _MAMBA2 | dict.fromkeys(_MULTIPLIERS, 1.0) | {"intermediate_size": 11008}
-_GRANITE_HYBRID |= {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024}
-_GRANITE_NAMES: Rename = (
-    (re.compile(r"(layers\.\d+)\.mamba\."), r"\1.mixer."),
-    (re.compile(r"\.shared_mlp\.input_linear\."), ".mlp.gate_up_proj."),
-    (re.compile(r"\.shared_mlp\.output_linear\."), ".mlp.down_proj."),
-    (re.compile(r"\.block_sparse_moe\.router\.layer\."), ".block_sparse_moe.gate."),
-    (re.compile(r"\.block_sparse_moe\.router\."), ".block_sparse_moe.gate."),
-    (re.compile(r"\.block_sparse_moe\.input_linear\.weight$"), ".block_sparse_moe.experts.gate_up_proj"),
-    (re.compile(r"\.block_sparse_moe\.output_linear\.weight$"), ".block_sparse_moe.experts.down_proj"),
-)
-_FALCON_H1 = _MAMBA2 | {
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 8192,
-    "mamba_d_ssm": 1024,
-    "mamba_norm_before_gate": True,
-    "mamba_rms_norm": False,
-    "projectors_bias": False,
-    "lm_head_multiplier": 1.0,
-    "embedding_multiplier": 1.0,
-    "key_multiplier": 1.0,
-    "attention_in_multiplier": 1.0,
-    "attention_out_multiplier": 1.0,
-    "ssm_in_multiplier": 1.0,
-    "ssm_out_multiplier": 1.0,
-}
-_FALCON_NAMES: Rename = (
-    (re.compile(r"\bfinal_layernorm\."), "norm."),
-    (re.compile(r"\.pre_ff_layernorm\."), ".post_attention_layernorm."),
-    (re.compile(r"(layers\.\d+)\.mamba\."), r"\1.mixer."),
-    (re.compile(r"\.feed_forward\."), ".mlp."),
-)
 
 HYBRID_FAMILIES: Mapping[str, ModelFamily] = {
     "lfm2": ModelFamily(
@@ -303,11 +157,5 @@ HYBRID_FAMILIES: Mapping[str, ModelFamily] = {
         qk_norm="head",
         layers=_delta_layers,
         extra=_qwen3_next,
-    ),
-    "granitemoehybrid": ModelFamily(
-        names=_GRANITE_NAMES, defaults=_GRANITE_HYBRID, layers=_granite_layers, extra=_granite_hybrid
-    ),
-    "falcon_h1": ModelFamily(
-        names=_FALCON_NAMES, defaults=_FALCON_H1, mlp_bias=True, layers=_falcon_layers, extra=_falcon_h1
     ),
 }

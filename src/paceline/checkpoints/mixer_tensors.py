@@ -6,6 +6,12 @@
     mixer.decay (h,), .step_bias (h,), .skip (h,)    float32 or wider
     mixer.norm (n,), or (h * n,)
 
+of Mamba, with s numbers of a state and steps of rank r, also
+
+    mixer.selection (r + 2s, c), .steps (c, r)    what makes steps, and keys and queries; steps of the former
+    mixer.decay (c, s)
+    mixer.step_norm (r,), .key_norm (s,), .query_norm (s,)
+
 Each `.weight` but for decay, step_bias and skip; `mixer.in.bias` and `mixer.out.bias` where they have one. Stored names
 are those of transformers, `layers.N.mixer.` taking the place of the family's own (`ModelFamily.names`).
 """
@@ -19,8 +25,8 @@ from operator import itemgetter
 
 import torch
 
-from paceline.checkpoints.canonical_tensors import Arrange, CanonicalTensor, StoredTensor, fused, same, with_bias
-from paceline.models import DeltaSpec, Mamba2Spec, MixerSpec, ShortConvSpec
+from paceline.checkpoints.canonical_tensors import Arrange, CanonicalTensor, Shape, StoredTensor, fused, same, with_bias
+from paceline.models import DeltaSpec, Mamba2Spec, MambaSpec, MixerSpec, ShortConvSpec
 
 
 def mixer_tensors(mixer: MixerSpec, hidden: int, layer: str) -> Iterator[CanonicalTensor]:
@@ -30,6 +36,8 @@ def mixer_tensors(mixer: MixerSpec, hidden: int, layer: str) -> Iterator[Canonic
         yield from _short_conv(mixer, hidden, at)
     elif isinstance(mixer, DeltaSpec):
         yield from _delta(mixer, hidden, at)
+    elif isinstance(mixer, MambaSpec):
+        yield from _mamba(mixer, hidden, at)
     else:
         yield from _mamba2(mixer, hidden, at)
 
@@ -52,8 +60,8 @@ def _delta(mixer: DeltaSpec, hidden: int, at: str) -> Iterator[CanonicalTensor]:
     by_part = partial(_by_part, sizes=(heads // groups, heads // groups))
     yield _or_turned(fused(f"{at}gates.weight", parts, (hidden,), ""), f"{at}in_proj_ba.weight", by_part)
     yield from _convolution(mixer.taps, mixer.state.channels, at, "conv1d", bias=False)
-    yield _wide(f"{at}decay", heads, f"{at}A_log")
-    yield _wide(f"{at}step_bias", heads, f"{at}dt_bias")
+    yield _wide(f"{at}decay", (heads,), f"{at}A_log")
+    yield _wide(f"{at}step_bias", (heads,), f"{at}dt_bias")
     yield same(f"{at}norm.weight", (mixer.value_dim,), f"{at}norm.weight")
     yield same(f"{at}out.weight", (hidden, mixer.values), f"{at}out_proj.weight")
 
@@ -81,10 +89,25 @@ def _mamba2(mixer: Mamba2Spec, hidden: int, at: str) -> Iterator[CanonicalTensor
             yield CanonicalTensor(f"{at}{name}.{kind}", (count, *rest), ((piece,),))
     yield from _convolution(mixer.taps, mixer.state.channels, at, "conv1d", bias=mixer.conv_bias)
     for name, stored in (("decay", "A_log"), ("step_bias", "dt_bias"), ("skip", "D")):
-        yield _wide(f"{at}{name}", mixer.heads, f"{at}{stored}")
+        yield _wide(f"{at}{name}", (mixer.heads,), f"{at}{stored}")
     if mixer.norm is not None:
         yield same(f"{at}norm.weight", (mixer.inner,), f"{at}norm.weight")
     yield from with_bias(f"{at}out", (hidden, mixer.inner), f"{at}out_proj", bias=mixer.out_bias)
+
+
+def _mamba(mixer: MambaSpec, hidden: int, at: str) -> Iterator[CanonicalTensor]:
+    channels, state, rank = mixer.channels, mixer.state_dim, mixer.rank
+    yield from with_bias(f"{at}in", (2 * channels, hidden), f"{at}in_proj", bias=mixer.bias)
+    yield from _convolution(mixer.taps, channels, at, "conv1d", bias=mixer.conv_bias)
+    yield same(f"{at}selection.weight", (rank + 2 * state, channels), f"{at}x_proj.weight")
+    yield same(f"{at}steps.weight", (channels, rank), f"{at}dt_proj.weight")
+    yield _wide(f"{at}step_bias", (channels,), f"{at}dt_proj.bias")
+    yield _wide(f"{at}decay", (channels, state), f"{at}A_log")
+    yield _wide(f"{at}skip", (channels,), f"{at}D")
+    if mixer.norm == "weighed":
+        for name, stored, size in (("step", "dt", rank), ("key", "b", state), ("query", "c", state)):
+            yield same(f"{at}{name}_norm.weight", (size,), f"{at}{stored}_layernorm.weight")
+    yield from with_bias(f"{at}out", (hidden, channels), f"{at}out_proj", bias=mixer.bias)
 
 
 def _convolution(taps: int, channels: int, at: str, stored: str, *, bias: bool) -> Iterator[CanonicalTensor]:
@@ -98,5 +121,5 @@ def _taps_first(weight: torch.Tensor) -> torch.Tensor:
     return weight.squeeze(1).t()
 
 
-def _wide(name: str, heads: int, stored: str) -> CanonicalTensor:
-    return replace(same(name, (heads,), stored), wide=True)
+def _wide(name: str, shape: Shape, stored: str) -> CanonicalTensor:
+    return replace(same(name, shape, stored), wide=True)

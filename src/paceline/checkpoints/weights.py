@@ -128,9 +128,20 @@ def _layer(spec: ModelSpec, index: int, layer: str) -> Iterator[CanonicalTensor]
         yield same(f"{layer}relative_bias.weight", (bias.buckets, spec.num_heads), f"{layer}relative_bias.weight")
     if spec.encoder is not None:
         yield from _cross_attention(spec, layer)
-    for name, stored in NORMS["parallel" if spec.parallel else spec.norm_placement].items():
+    for name, stored in _norms(spec, index).items():
         yield from _norm(spec, f"{layer}{name}", *(f"{layer}{stored_name}" for stored_name in stored))
-    yield from _transformation(spec, index)
+    if spec.layers[index].mlp:
+        yield from _transformation(spec, index)
+
+
+def _norms(spec: ModelSpec, index: int) -> Mapping[str, tuple[str, ...]]:
+    """Those of a layer; one that is an MLP alone, or has none, has the first one alone."""
+    layer, norms = spec.layers[index], NORMS["parallel" if spec.parallel else spec.norm_placement]
+    if not layer.mlp:
+        return {"attn_norm": norms["attn_norm"]}
+    if not layer.attention and layer.mixer is None:
+        return {"mlp_norm": norms["attn_norm"]}
+    return norms
 
 
 def _cross_attention(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:

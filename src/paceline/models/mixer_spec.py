@@ -128,4 +128,34 @@ class Mamba2Spec:
         )  # fmt: skip
 
 
-MixerSpec = ShortConvSpec | DeltaSpec | Mamba2Spec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec:
+    """A Mamba mixer: each channel is a head of its own, with a decay for each number of its state.
+
+    Attributes:
+        channels: of the inputs. state_dim: numbers of a state for each of them (N).
+        rank: of the map that makes steps.
+        taps: see `StateShape`. conv_bias, bias: the convolution, the maps before and behind have one.
+        norm: what steps are made of, what is written by (B) and what is read by (C) are normed, with weights (Jamba) or
+            without (Falcon-Mamba). norm_eps: of these.
+    Source: Mamba (arXiv:2312.00752).
+    """
+
+    channels: int
+    state_dim: int
+    rank: int
+    taps: int
+    conv_bias: bool = True
+    bias: bool = False
+    norm: Literal["weighed", "plain"] | None = None
+    norm_eps: float = 1e-6
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(
+            channels=self.channels, taps=self.taps, heads=self.channels, key_dim=self.state_dim, value_dim=1,
+            by_channel=True,
+        )  # fmt: skip
+
+
+MixerSpec = ShortConvSpec | DeltaSpec | Mamba2Spec | MambaSpec

@@ -94,7 +94,7 @@ class LayerSpec:
         window: sliding window in tokens (a query sees itself and window - 1 before it), or None for full attention.
         moe: this layer's MLP is the mixture of experts.
         attention: there is attention in it. mixer: there is a mixer, beside attention or instead; what both give is
-            added.
+            added. mlp: there is an MLP behind them, or the mixture.
     """
 
     rope: str | None = "default"
@@ -102,6 +102,7 @@ class LayerSpec:
     moe: bool = False
     attention: bool = True
     mixer: MixerSpec | None = None
+    mlp: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

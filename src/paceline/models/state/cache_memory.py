@@ -35,7 +35,7 @@ LENGTHS = 4
 """Blocks for one place, where not the windows of all sequences fit."""
 
 LEAST_BYTES = 256
-"""What counting a block costs at least, where no layer keeps all keys."""
+"""What counting a block costs at least, where no layer keeps all keys, or any."""
 
 
 class Sources(Protocol):
@@ -66,7 +66,8 @@ class ArenaMemory:
     def block_bytes(self) -> int:
         """Keys and values of one block, all layers."""
         arena, windowed = self._arena, self._arena.windowed
-        return arena.kv.nbytes // (arena.slots // BLOCK) + (0 if windowed is None else _place_bytes(windowed))
+        size = arena.kv.nbytes // (arena.slots // BLOCK) + (0 if windowed is None else _place_bytes(windowed))
+        return max(size, LEAST_BYTES)
 
     @property
     def capacity(self) -> int:
