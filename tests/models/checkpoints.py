@@ -107,6 +107,9 @@ class Case:
         keys: turns the module's tensors into an older file's.
         oracle: gives the class of the transformers model that computes the same, where transformers lacks the family;
             then all files are those of `old` and `keys`.
+        afresh: the oracle's logits behind a cache are not those of one pass over the text, which ours are compared with
+            then: with longrope tokens are read again by `generate`, and Bamba counts their positions from 0 again where
+            nobody says them.
         by_length: the rotary angles depend on the length, so that a cache remembers how it was filled.
         tolerance: of logits; the delta rule amplifies rounding, in transformers as here.
     """
@@ -116,6 +119,7 @@ class Case:
     old: Mapping[str, Any] = field(default_factory=dict)
     keys: Rewrite = same
     oracle: Callable[[], Any] | None = None
+    afresh: bool = False
     by_length: bool = False
     tolerance: float = 1e-4
 
@@ -221,6 +225,7 @@ CASES: dict[str, Case] = {
         old=_PHI3
         | {"rope_theta": 10000.0, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
         | {"rope_scaling": {"type": "su", **LONGROPE}, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}},
+        afresh=True,
         by_length=True,
     ),
     "smollm3": Case(
@@ -413,6 +418,7 @@ CASES |= {
 }
 _PURE_MAMBA = {"intermediate_size": 160, "state_size": 8, "time_step_rank": 5}
 _PURE_MAMBA_OLD = _PURE_MAMBA | {"d_inner": 160, "d_model": 64, "n_layer": 3, "rms_norm": True, "ssm_cfg": {}}
+_BAMBA_BIAS = {"attn_layer_indices": [0, 2], "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True}
 _PURE_MAMBA2 = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16}
 
 
@@ -422,6 +428,18 @@ def early_mamba_keys(tensors: Tensors) -> Tensors:
 
 
 CASES |= {
+    "bamba": Case(
+        model_type="bamba",
+        afresh=True,
+        new=_MAMBA2 | {"attn_layer_indices": [1]} | _rope("default", 500.0),
+        old=_MAMBA2 | {"attn_layer_indices": [1], "attn_rotary_emb": 8, "mamba_d_head": 16, "rope_theta": 500.0},
+    ),
+    "bamba-bias": Case(
+        model_type="bamba",
+        afresh=True,
+        new=_MAMBA2 | _BAMBA_BIAS | _rope("default", partial_rotary_factor=0.5),
+        old=_MAMBA2 | _BAMBA_BIAS | {"rms_norm_eps": 1e-5, "rope_theta": 10000.0},
+    ),
     "mamba": Case(model_type="mamba", new=_PURE_MAMBA, old=_PURE_MAMBA_OLD, keys=early_mamba_keys),
     "mamba-bias": Case(
         model_type="mamba",

@@ -110,6 +110,13 @@ def _granite_hybrid(keys: ConfigKeys) -> dict[str, Any]:
     return fields | {"moe": replace(moe, shared=shared)}
 
 
+def _bamba_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
+    attention = keys.integers("attn_layer_indices") or []
+    types = [FULL if layer in attention else LINEAR for layer in range(keys.size("num_hidden_layers"))]
+    mixer = _mamba2(keys, _inner(keys), out_bias=keys.flag("mamba_proj_bias"))
+    return mixed_layers(keys, {LINEAR: replace(mixer, norm_groups=mixer.groups)}, types)
+
+
 def _falcon_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
     norm = "gated_after" if keys.flag("mamba_norm_before_gate") else "gated_before"
     mixer = _mamba2(
@@ -209,6 +216,12 @@ _GRANITE_NAMES: Rename = (
     (re.compile(r"\.block_sparse_moe\.input_linear\.weight$"), ".block_sparse_moe.experts.gate_up_proj"),
     (re.compile(r"\.block_sparse_moe\.output_linear\.weight$"), ".block_sparse_moe.experts.down_proj"),
 )
+_BAMBA = _MAMBA2 | {
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 262144,
+    "partial_rotary_factor": 0.5,
+}
 _FALCON_H1 = _MAMBA2 | {
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5,
@@ -260,6 +273,7 @@ MAMBA_FAMILIES: Mapping[str, ModelFamily] = {
     "granitemoehybrid": ModelFamily(
         names=_GRANITE_NAMES, defaults=_GRANITE_HYBRID, layers=_granite_layers, extra=_granite_hybrid
     ),
+    "bamba": ModelFamily(names=_FALCON_NAMES, defaults=_BAMBA, mlp_bias=True, layers=_bamba_layers),
     "falcon_h1": ModelFamily(
         names=_FALCON_NAMES, defaults=_FALCON_H1, mlp_bias=True, layers=_falcon_layers, extra=_falcon_h1
     ),
