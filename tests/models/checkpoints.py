@@ -419,7 +419,16 @@ CASES |= {
 _PURE_MAMBA = {"intermediate_size": 160, "state_size": 8, "time_step_rank": 5}
 _PURE_MAMBA_OLD = _PURE_MAMBA | {"d_inner": 160, "d_model": 64, "n_layer": 3, "rms_norm": True, "ssm_cfg": {}}
 _BAMBA_BIAS = {"attn_layer_indices": [0, 2], "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True}
+_JAMBA = {"attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 4, "num_experts_per_tok": 2}
+_JAMBA |= {"expert_layer_period": 2, "expert_layer_offset": 0, "mamba_d_state": 8}
+_JAMBA_OLD = _JAMBA | {"mamba_dt_rank": 4, "mamba_inner_layernorms": True, "use_mamba_kernels": True}
 _PURE_MAMBA2 = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16}
+
+
+def jamba_keys(tensors: Tensors) -> Tensors:
+    """One tensor an expert, beside the MLPs of other layers."""
+    short = {name.replace(".feed_forward.", ".mlp."): tensor for name, tensor in tensors.items()}
+    return {name.replace(".mlp.", ".feed_forward."): tensor for name, tensor in qwen_moe_keys(short).items()}
 
 
 def early_mamba_keys(tensors: Tensors) -> Tensors:
@@ -439,6 +448,12 @@ CASES |= {
         afresh=True,
         new=_MAMBA2 | _BAMBA_BIAS | _rope("default", partial_rotary_factor=0.5),
         old=_MAMBA2 | _BAMBA_BIAS | {"rms_norm_eps": 1e-5, "rope_theta": 10000.0},
+    ),
+    "jamba": Case(model_type="jamba", new=_JAMBA, old=_JAMBA_OLD, keys=jamba_keys),
+    "jamba-dense": Case(
+        model_type="jamba",
+        new=_JAMBA | {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False},
+        old=_JAMBA_OLD | {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False, "sliding_window": None},
     ),
     "mamba": Case(model_type="mamba", new=_PURE_MAMBA, old=_PURE_MAMBA_OLD, keys=early_mamba_keys),
     "mamba-bias": Case(

@@ -303,6 +303,8 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("qwen3_next", _moe(shared_gate=False)),
     ("bamba", _mixer(norm_groups=1)),
     ("bamba-bias", _theta),
+    ("jamba", _moe(norm_top_k=True)),
+    ("jamba-dense", _mixer(norm_eps=1e-2)),
     ("mamba", _fields(norm_eps=1e-2)),
     ("mamba-bias", _fields(norm_eps=1e-2)),
     ("falcon_mamba", _mixer(norm=None)),

@@ -117,6 +117,26 @@ def _bamba_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
     return mixed_layers(keys, {LINEAR: replace(mixer, norm_groups=mixer.groups)}, types)
 
 
+def _jamba_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
+    count, sparse = keys.size("num_hidden_layers"), keys.size("num_experts") > 1
+    attention, experts = (_every(keys, kind, count) for kind in ("attn_layer", "expert_layer"))
+    mixer = _mamba(keys, _inner(keys), norm="weighed", norm_eps=keys.share("rms_norm_eps"))
+    layers = mixed_layers(keys, {LINEAR: mixer}, [FULL if one else LINEAR for one in attention])
+    return tuple(replace(layer, rope=None, moe=sparse and moe) for layer, moe in zip(layers, experts, strict=True))
+
+
+def _every(keys: ConfigKeys, kind: str, count: int) -> list[bool]:
+    """Which layers are of a kind whose period and offset the file names."""
+    period, offset = keys.size(f"{kind}_period"), keys.count(f"{kind}_offset")
+    return [layer % period == offset for layer in range(count)]
+
+
+def _jamba(keys: ConfigKeys) -> dict[str, Any]:
+    if keys.size("num_experts") == 1:
+        return {"ropes": {}}
+    return {"ropes": {}, "moe": moe_spec(keys, "num_experts", keys.size("intermediate_size"), norm_top_k=False)}
+
+
 def _falcon_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
     norm = "gated_after" if keys.flag("mamba_norm_before_gate") else "gated_before"
     mixer = _mamba2(
@@ -222,6 +242,21 @@ _BAMBA = _MAMBA2 | {
     "max_position_embeddings": 262144,
     "partial_rotary_factor": 0.5,
 }
+_JAMBA = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 262144,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "attn_layer_period": 8,
+    "attn_layer_offset": 4,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+}
 _FALCON_H1 = _MAMBA2 | {
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5,
@@ -244,6 +279,7 @@ _FALCON_NAMES: Rename = (
     (re.compile(r"(layers\.\d+)\.mamba\."), r"\1.mixer."),
     (re.compile(r"\.feed_forward\."), ".mlp."),
 )
+_JAMBA_NAMES = (*_FALCON_NAMES, (re.compile(r"\.mlp\.router\."), ".mlp.gate."))
 
 MAMBA_FAMILIES: Mapping[str, ModelFamily] = {
     "mamba": ModelFamily(
@@ -274,6 +310,7 @@ MAMBA_FAMILIES: Mapping[str, ModelFamily] = {
         names=_GRANITE_NAMES, defaults=_GRANITE_HYBRID, layers=_granite_layers, extra=_granite_hybrid
     ),
     "bamba": ModelFamily(names=_FALCON_NAMES, defaults=_BAMBA, mlp_bias=True, layers=_bamba_layers),
+    "jamba": ModelFamily(names=_JAMBA_NAMES, defaults=_JAMBA, attention_bias="no", layers=_jamba_layers, extra=_jamba),
     "falcon_h1": ModelFamily(
         names=_FALCON_NAMES, defaults=_FALCON_H1, mlp_bias=True, layers=_falcon_layers, extra=_falcon_h1
     ),
