@@ -422,6 +422,12 @@ _BAMBA_BIAS = {"attn_layer_indices": [0, 2], "attention_bias": True, "mlp_bias":
 _JAMBA = {"attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 4, "num_experts_per_tok": 2}
 _JAMBA |= {"expert_layer_period": 2, "expert_layer_offset": 0, "mamba_d_state": 8}
 _JAMBA_OLD = _JAMBA | {"mamba_dt_rank": 4, "mamba_inner_layernorms": True, "use_mamba_kernels": True}
+_NEMOTRON = {"mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "head_dim": 24}
+_NEMOTRON |= {"time_step_min": 1e-30}  # below which transformers takes no step in passes over more than one token
+_NEMOTRON_OLD = _NEMOTRON | {"mlp_hidden_act": "relu2", "layer_norm_epsilon": 1e-5, "rms_norm_eps": 1e-2}
+_NEMOTRON_OLD |= {"time_step_limit": [0.0, float("inf")], "use_bias": False, "conv_kernel": 4, "expand": 2}
+_NEMOTRON_MOE = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "use_bias": True}
+_NEMOTRON_MOE |= {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 1.5}
 _PURE_MAMBA2 = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16}
 
 
@@ -429,6 +435,18 @@ def jamba_keys(tensors: Tensors) -> Tensors:
     """One tensor an expert, beside the MLPs of other layers."""
     short = {name.replace(".feed_forward.", ".mlp."): tensor for name, tensor in tensors.items()}
     return {name.replace(".mlp.", ".feed_forward."): tensor for name, tensor in qwen_moe_keys(short).items()}
+
+
+def backbone_keys(tensors: Tensors) -> Tensors:
+    """One tensor an expert, and all within `backbone`."""
+    out: Tensors = {}
+    for name, tensor in tensors.items():
+        stem, _, kind = name.rpartition(".")
+        if stem.endswith(".experts"):
+            out |= {f"{stem}.{expert}.{kind}.weight": one.contiguous() for expert, one in enumerate(tensor)}
+        else:
+            out[name] = tensor
+    return {re.sub(r"^model\.", "backbone.", name): tensor for name, tensor in out.items()}
 
 
 def early_mamba_keys(tensors: Tensors) -> Tensors:
@@ -454,6 +472,20 @@ CASES |= {
         model_type="jamba",
         new=_JAMBA | {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False},
         old=_JAMBA_OLD | {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False, "sliding_window": None},
+    ),
+    "nemotron_h": Case(
+        model_type="nemotron_h",
+        new=_NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]},
+        old=_NEMOTRON_OLD | {"hybrid_override_pattern": "M-*M-", "num_hidden_layers": 5},
+        keys=backbone_keys,
+    ),
+    "nemotron_h-moe": Case(
+        model_type="nemotron_h",
+        new=_NEMOTRON
+        | _NEMOTRON_MOE
+        | {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"]},
+        old=_NEMOTRON_OLD | _NEMOTRON_MOE | {"hybrid_override_pattern": "ME*-M", "num_hidden_layers": 5},
+        keys=backbone_keys,
     ),
     "mamba": Case(model_type="mamba", new=_PURE_MAMBA, old=_PURE_MAMBA_OLD, keys=early_mamba_keys),
     "mamba-bias": Case(
@@ -499,6 +531,7 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
 }
 
 
@@ -531,6 +564,9 @@ def perturb(model: Any, seed: int = 0) -> Any:
                 value.add_(0.3 * noise)
             else:
                 value.copy_(noise * (0.4 if "embed" in name else 1.3 * value.shape[-1] ** -0.5))
+        for name, value in model.named_buffers():
+            if name.endswith("_bias"):  # by which experts are chosen
+                value.add_(0.3 * torch.randn(value.shape, generator=generator))
     return model
 
 

@@ -16,7 +16,7 @@ from paceline.checkpoints.config_keys import ConfigKeys, layer_specs, local_and_
 from paceline.checkpoints.encoder_decoder_families import encoder_decoder_spec, is_encoder_decoder
 from paceline.checkpoints.hybrid_families import HYBRID_FAMILIES
 from paceline.checkpoints.mamba_families import MAMBA_FAMILIES
-from paceline.checkpoints.model_family import ModelFamily, Rename, moe_spec
+from paceline.checkpoints.model_family import ModelFamily, Rename, expert_groups, moe_spec
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import LatentSpec, LayerSpec, ModelSpec, RopeSpec
 from paceline.utils import shortened
@@ -131,7 +131,7 @@ def _deepseek_v2(keys: ConfigKeys) -> dict[str, Any]:
         moe_spec(keys, "n_routed_experts", inner, norm_top_k=False),
         shared=inner * (keys.optional_size("n_shared_experts") or 0),
         scaling=keys.positive("routed_scaling_factor"),
-        groups=_expert_groups(keys) if method == "group_limited_greedy" else None,
+        groups=expert_groups(keys) if method == "group_limited_greedy" else None,
     )
     return {
         "latent": latent,
@@ -141,15 +141,6 @@ def _deepseek_v2(keys: ConfigKeys) -> dict[str, Any]:
         "ropes": {"default": rope},
         "moe": moe,
     }
-
-
-def _expert_groups(keys: ConfigKeys) -> tuple[int, int]:
-    groups, best, experts = keys.size("n_group"), keys.size("topk_group"), keys.size("n_routed_experts")
-    if experts % groups or best > groups or best * (experts // groups) < keys.size("num_experts_per_tok"):
-        raise CheckpointError(
-            f"config.json: {best} of {groups} groups of {experts} experts do not fit each other; repair it"
-        )
-    return groups, best
 
 
 def _length_scale(rope: RopeSpec) -> float:

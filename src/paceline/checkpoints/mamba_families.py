@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.checkpoints.config_keys import FULL, ConfigKeys
-from paceline.checkpoints.model_family import LINEAR, ModelFamily, Rename, mixed_layers, moe_spec
+from paceline.checkpoints.model_family import LINEAR, ModelFamily, Rename, expert_groups, mixed_layers, moe_spec
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import LayerSpec, Mamba2Spec, MambaSpec, MixerSpec
 
@@ -137,6 +137,51 @@ def _jamba(keys: ConfigKeys) -> dict[str, Any]:
     return {"ropes": {}, "moe": moe_spec(keys, "num_experts", keys.size("intermediate_size"), norm_top_k=False)}
 
 
+def _nemotron_types(keys: ConfigKeys) -> list[str]:
+    pattern = keys.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        types = [_NEMOTRON_LETTERS.get(letter, letter) for letter in pattern]
+    else:
+        types = keys.items("layers_block_type") or keys.items("layer_types") or list(_NEMOTRON_LETTERS.values())
+    types = [{"attention": FULL, "mamba": LINEAR}.get(kind, kind) for kind in types]
+    if unknown := [kind for kind in types if kind not in _NEMOTRON_LETTERS.values()]:
+        raise UnsupportedModelError(f"{keys.family}: layers of type {unknown[0]!r} are not implemented")
+    if LINEAR not in types:
+        raise UnsupportedModelError(f"{keys.family}: models without Mamba layers are not implemented")
+    return types
+
+
+def _nemotron_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
+    """Each is one of the four, alone."""
+    inner, bias = keys.size("mamba_n_heads") * keys.size("mamba_d_head"), keys.flag("mamba_proj_bias")
+    mixer = _mamba2(keys, inner, out_bias=bias)
+    layers = {
+        LINEAR: LayerSpec(rope=None, attention=False, mixer=replace(mixer, norm_groups=mixer.groups), mlp=False),
+        FULL: LayerSpec(rope=None, mlp=False),
+        "mlp": LayerSpec(rope=None, attention=False),
+        "moe": LayerSpec(rope=None, attention=False, moe=True),
+    }
+    return tuple(layers[kind] for kind in _nemotron_types(keys))
+
+
+def _nemotron_h(keys: ConfigKeys) -> dict[str, Any]:
+    for key, fine in {"mlp_hidden_act": "relu2", "moe_latent_size": None}.items():
+        if keys.get(key) != fine:
+            raise UnsupportedModelError(f"{keys.family}: {key}={keys.get(key)!r} is not implemented")
+    fields: dict[str, Any] = {"ropes": {}, "gated": False, "activation": "relu2"}
+    if "moe" not in _nemotron_types(keys):
+        return fields
+    norm = keys.flag("norm_topk_prob")
+    moe = replace(
+        moe_spec(keys, "n_routed_experts", keys.size("moe_intermediate_size"), norm_top_k=norm),
+        shared=keys.size("moe_shared_expert_intermediate_size"),
+        scaling=keys.positive("routed_scaling_factor"),
+        groups=expert_groups(keys),
+        sigmoid=True,
+    )
+    return fields | {"moe": moe}
+
+
 def _falcon_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
     norm = "gated_after" if keys.flag("mamba_norm_before_gate") else "gated_before"
     mixer = _mamba2(
@@ -183,7 +228,7 @@ _MAMBA_KEYS = {
     "layer_norm_epsilon": "rms_norm_eps",
 }
 _MAMBA_NAMES: Rename = (
-    (re.compile(r"^backbone\."), ""),
+    (re.compile(r"^(backbone|model)\."), ""),
     (re.compile(r"^embeddings?\."), "embed_tokens."),
     (re.compile(r"^norm_f\."), "norm."),
     (re.compile(r"(layers\.\d+)\.norm\."), r"\1.input_layernorm."),
@@ -257,6 +302,44 @@ _JAMBA = {
     "mamba_conv_bias": True,
     "mamba_proj_bias": False,
 }
+_NEMOTRON_LETTERS: Mapping[str, str] = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}
+_NEMOTRON_KEYS = {
+    "mamba_num_heads": "mamba_n_heads",
+    "mamba_head_dim": "mamba_d_head",
+    "n_groups": "mamba_n_groups",
+    "ssm_state_size": "mamba_d_state",
+    "conv_kernel": "mamba_d_conv",
+    "use_conv_bias": "mamba_conv_bias",
+    "use_bias": "mamba_proj_bias",
+    "mamba_hidden_act": "hidden_act",
+    "layer_norm_epsilon": "rms_norm_eps",
+}
+_NEMOTRON_H = {
+    "vocab_size": 131072,
+    "hidden_size": 4096,
+    "intermediate_size": 21504,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "mlp_hidden_act": "relu2",
+    "rms_norm_eps": 1e-5,
+    "mamba_n_heads": 128,
+    "mamba_d_head": 64,
+    "mamba_n_groups": 8,
+    "mamba_d_state": 128,
+    "mamba_d_conv": 4,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+}
 _FALCON_H1 = _MAMBA2 | {
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5,
@@ -278,6 +361,11 @@ _FALCON_NAMES: Rename = (
     (re.compile(r"\.pre_ff_layernorm\."), ".post_attention_layernorm."),
     (re.compile(r"(layers\.\d+)\.mamba\."), r"\1.mixer."),
     (re.compile(r"\.feed_forward\."), ".mlp."),
+)
+_NEMOTRON_NAMES: Rename = (
+    *_MAMBA_NAMES,
+    (re.compile(r"\.mixer\.([qkvo]_proj)\."), r".self_attn.\1."),
+    (re.compile(r"\.mixer\.(up_proj|down_proj|experts|gate|shared_experts)\."), r".mlp.\1."),
 )
 _JAMBA_NAMES = (*_FALCON_NAMES, (re.compile(r"\.mlp\.router\."), ".mlp.gate."))
 
@@ -311,6 +399,15 @@ MAMBA_FAMILIES: Mapping[str, ModelFamily] = {
     ),
     "bamba": ModelFamily(names=_FALCON_NAMES, defaults=_BAMBA, mlp_bias=True, layers=_bamba_layers),
     "jamba": ModelFamily(names=_JAMBA_NAMES, defaults=_JAMBA, attention_bias="no", layers=_jamba_layers, extra=_jamba),
+    "nemotron_h": ModelFamily(
+        keys=_NEMOTRON_KEYS,
+        names=_NEMOTRON_NAMES,
+        defaults=_NEMOTRON_H,
+        attention_bias="no",
+        mlp_bias=True,
+        layers=_nemotron_layers,
+        extra=_nemotron_h,
+    ),
     "falcon_h1": ModelFamily(
         names=_FALCON_NAMES, defaults=_FALCON_H1, mlp_bias=True, layers=_falcon_layers, extra=_falcon_h1
     ),

@@ -75,3 +75,13 @@ def mixed_layers(keys: ConfigKeys, mixers: Mapping[str, MixerSpec], types: list[
     if unknown := [kind for kind in types if kind not in layers]:
         raise UnsupportedModelError(f"{keys.family}: layers of type {unknown[0]!r} are not implemented")
     return tuple(layers[kind] for kind in types)
+
+
+def expert_groups(keys: ConfigKeys) -> tuple[int, int]:
+    """See `MoeSpec.groups`."""
+    groups, best, experts = keys.size("n_group"), keys.size("topk_group"), keys.size("n_routed_experts")
+    if experts % groups or best > groups or best * (experts // groups) < keys.size("num_experts_per_tok"):
+        raise CheckpointError(
+            f"config.json: {best} of {groups} groups of {experts} experts do not fit each other; repair it"
+        )
+    return groups, best

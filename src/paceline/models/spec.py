@@ -203,8 +203,9 @@ class ModelSpec:
         latent: multi-head latent attention: one kv head, whose dimensions are `latent.rope` and then `latent.rank`.
         attention_sinks: each head has a logit of its own in the softmax, which belongs to no position (gpt-oss).
         gated: the MLP multiplies act(gate) * up; without, it is act(up).
-        activation: "silu", "gelu", "gelu_tanh" or "relu" on the gate; or "clamped_swiglu", in full gate *
-            sigmoid(swiglu_alpha * gate) * (up + 1), with the gate at most swiglu_limit and up within it (gpt-oss).
+        activation: "silu", "gelu", "gelu_tanh", "relu" or its square "relu2" on the gate; or "clamped_swiglu", in full
+            gate * sigmoid(swiglu_alpha * gate) * (up + 1), with the gate at most swiglu_limit and up within it
+            (gpt-oss).
         positions, relative_bias: positions that are added to the embeddings, or weighed in attention; beside or instead
             of rotary ones.
         embed_norm: embeddings are normed, positions included. final_norm: so are the states behind the last layer.
@@ -242,7 +243,7 @@ class ModelSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     gated: bool = True
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"] = "silu"
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
     attention_scale: float | None = None
