@@ -330,6 +330,8 @@ CASES["qwen2_moe"] = Case(
 )
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_OLD = {"full_attn_idxs": [1], "block_ff_dim": 96, "block_multiple_of": 32, "conv_L_cache": 4}
+_LFM2_MOE = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_dense_layers": 1}
+_LFM2_MOE |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _DELTA = {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
 _DELTA |= {"linear_value_head_dim": 24}
 _DELTA_TYPES = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
@@ -346,6 +348,15 @@ _FALCON |= {"ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8, "key_multiplier
 _FALCON |= {"attention_out_multiplier": 0.9, "lm_head_multiplier": 1.5, "embedding_multiplier": 2.0}
 _FALCON_NORM = {"mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "projectors_bias": True}
 _FALCON_PLAIN = {"mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_conv_bias": False}
+
+
+def lfm2_moe_keys(tensors: Tensors) -> Tensors:
+    """One tensor an expert."""
+    short = {name.replace(".feed_forward.", ".mlp."): tensor for name, tensor in tensors.items()}
+    return {
+        name.replace(".mlp.", ".feed_forward.").replace(".block_sparse_moe.", ".feed_forward."): tensor
+        for name, tensor in mixtral_keys(short).items()
+    }
 
 
 def granite_hybrid_keys(tensors: Tensors) -> Tensors:
@@ -370,6 +381,18 @@ CASES |= {
         model_type="lfm2",
         new=_LFM2 | {"conv_bias": True, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False},
         old=_LFM2_OLD | {"conv_bias": True, "block_auto_adjust_ff_dim": False, "tie_embedding": False},
+    ),
+    "lfm2_moe": Case(
+        model_type="lfm2_moe",
+        new=_LFM2_MOE | {"routed_scaling_factor": 1.5} | _rope("default", 500.0),
+        old=_LFM2_MOE | {"routed_scaling_factor": 1.5, "rope_theta": 500.0, "tie_embedding": True},
+        keys=lfm2_moe_keys,
+    ),
+    "lfm2_moe-unnormed": Case(
+        model_type="lfm2_moe",
+        new=_LFM2_MOE | {"norm_topk_prob": False, "tie_word_embeddings": False},
+        old=_LFM2_MOE | {"norm_topk_prob": False, "tie_embedding": False, "rope_theta": 1e6},
+        keys=lfm2_moe_keys,
     ),
     "qwen3_next": Case(
         model_type="qwen3_next",

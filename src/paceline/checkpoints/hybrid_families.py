@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.checkpoints.config_keys import FULL, ConfigKeys, sparse_layers
 from paceline.checkpoints.model_family import LINEAR, ModelFamily, Rename, mixed_layers, moe_spec
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import DeltaSpec, LayerSpec, ShortConvSpec
 
 
@@ -35,6 +35,18 @@ def _lfm2(keys: ConfigKeys) -> dict[str, Any]:
         raise CheckpointError(f"config.json: the inner width of {keys.family} comes out as {inner}; repair it")
     tied = keys.flag("tie_embedding" if keys.given("tie_embedding") else "tie_word_embeddings")
     return {"intermediate_size": inner, "tied": tied}
+
+
+def _lfm2_moe_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
+    layers = _lfm2_layers(keys)
+    return tuple(replace(layer, moe=moe) for layer, moe in zip(layers, sparse_layers(keys, len(layers)), strict=True))
+
+
+def _lfm2_moe(keys: ConfigKeys) -> dict[str, Any]:
+    if not keys.flag("use_expert_bias"):
+        raise UnsupportedModelError(f"{keys.family}: use_expert_bias=False is not implemented")
+    moe = moe_spec(keys, "num_experts", keys.size("moe_intermediate_size"), norm_top_k=keys.flag("norm_topk_prob"))
+    return _lfm2(keys) | {"moe": replace(moe, sigmoid=True, scaling=keys.positive("routed_scaling_factor"))}
 
 
 _LFM2 = {
@@ -64,6 +76,22 @@ _LFM2_NAMES: Rename = (
     (re.compile(r"\.feed_forward\.w1\."), ".mlp.gate_proj."),
     (re.compile(r"\.feed_forward\.w3\."), ".mlp.up_proj."),
     (re.compile(r"\.feed_forward\.w2\."), ".mlp.down_proj."),
+)
+_LFM2_MOE = {key: value for key, value in _LFM2.items() if not key.startswith("block_")} | {
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "first_k_dense_replace": 2,
+    "use_expert_bias": True,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+}
+_LFM2_MOE_NAMES: Rename = (
+    *_LFM2_NAMES,
+    (re.compile(r"\.feed_forward\.expert_bias$"), ".mlp.gate.expert_bias"),
+    (re.compile(r"\.feed_forward\."), ".mlp."),
 )
 
 
@@ -133,6 +161,15 @@ HYBRID_FAMILIES: Mapping[str, ModelFamily] = {
         attention_bias="no",
         layers=_lfm2_layers,
         extra=_lfm2,
+    ),
+    "lfm2_moe": ModelFamily(
+        keys={"norm_eps": "rms_norm_eps", "num_dense_layers": "first_k_dense_replace"},
+        names=_LFM2_MOE_NAMES,
+        defaults=_LFM2_MOE,
+        qk_norm="head",
+        attention_bias="no",
+        layers=_lfm2_moe_layers,
+        extra=_lfm2_moe,
     ),
     "qwen3_next": ModelFamily(
         names=_DELTA_NAMES,
