@@ -339,6 +339,13 @@ _DELTA_OLD = {"full_attention_interval": 2, "partial_rotary_factor": 0.25, "rope
 _DELTA_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _DELTA_MOE |= {"shared_expert_intermediate_size": 48}
 _QUARTER = _rope("default", 500.0, partial_rotary_factor=0.25)
+_KIMI = {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "num_experts": 8}
+_KIMI |= {"moe_intermediate_size": 24, "num_shared_experts": 2, "num_expert_group": 4, "topk_group": 2}
+_KIMI |= {"num_experts_per_token": 3, "routed_scaling_factor": 1.5, "num_key_value_heads": 4, "model_max_length": 64}
+_KIMI_OLD = _KIMI | {"mla_use_nope": True, "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1, "head_dim": 24}
+_KIMI_OLD |= {"rope_theta": 10000.0, "rope_scaling": None, "rms_norm_eps": 1e-5, "moe_renormalize": True}
+_KIMI_MIXER = {"full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 12, "num_heads": 3}
+_KIMI_MIXER |= {"short_conv_kernel_size": 3}
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2}
 _HYBRID = {"layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 96}
 _HYBRID_OLD = {"layers_block_type": ["mamba", "attention", "mamba"], "shared_intermediate_size": 96}
@@ -357,6 +364,18 @@ def lfm2_moe_keys(tensors: Tensors) -> Tensors:
         name.replace(".mlp.", ".feed_forward.").replace(".block_sparse_moe.", ".feed_forward."): tensor
         for name, tensor in mixtral_keys(short).items()
     }
+
+
+def kimi_keys(tensors: Tensors) -> Tensors:
+    """Three convolutions, and one tensor an expert."""
+    out: Tensors = {}
+    for name, tensor in mixtral_keys(tensors).items():
+        stem, mark, _ = name.partition("conv1d.weight")
+        if mark:
+            out |= {f"{stem}{part}_{mark}": one.contiguous() for part, one in zip("qkv", tensor.chunk(3), strict=True)}
+        else:
+            out[name.replace(".forget_gate.", ".")] = tensor
+    return {re.sub(r"\.mlp\.(?=gate\.|shared_experts)", ".block_sparse_moe.", name): out[name] for name in out}
 
 
 def granite_hybrid_keys(tensors: Tensors) -> Tensors:
@@ -410,6 +429,26 @@ CASES |= {
         new=_DELTA | _DELTA_MOE | _DELTA_TYPES | _QUARTER,
         old=_DELTA | _DELTA_MOE | _DELTA_OLD,
         keys=qwen_moe_keys,
+    ),
+    "kimi_linear": Case(
+        model_type="kimi_linear",
+        tolerance=1e-3,
+        new=_KIMI
+        | {"linear_head_dim": 12, "linear_num_heads": 3, "linear_conv_kernel_dim": 3, "q_lora_rank": None}
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        old=_KIMI_OLD | {"q_lora_rank": None, "first_k_dense_replace": 1, "linear_attn_config": _KIMI_MIXER},
+        keys=kimi_keys,
+    ),
+    "kimi_linear-ranked": Case(
+        model_type="kimi_linear",
+        tolerance=1e-3,
+        new=_KIMI
+        | {"linear_head_dim": 16, "linear_num_heads": 2, "q_lora_rank": 28, "num_hidden_layers": 5}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense", "sparse"], "num_experts_per_token": 1},
+        old=_KIMI_OLD
+        | {"linear_head_dim": 16, "linear_num_heads": 2, "q_lora_rank": 28, "num_hidden_layers": 5}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense", "sparse"], "num_experts_per_token": 1},
+        keys=kimi_keys,
     ),
     "granitemoehybrid": Case(
         model_type="granitemoehybrid",

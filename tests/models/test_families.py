@@ -157,6 +157,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "rwkv"}, "'rwkv'"),
     ({"model_type": "mamba", "hidden_act": "gelu"}, "'gelu'"),
     ({"model_type": "lfm2_moe", "use_expert_bias": False}, "use_expert_bias=False"),
+    ({"model_type": "kimi_linear", "mla_use_nope": False}, "mla_use_nope=False"),
     ({"model_type": "nemotron_h", "mlp_hidden_act": "silu"}, "mlp_hidden_act='silu'"),
     ({"model_type": "nemotron_h", "moe_latent_size": 32}, "moe_latent_size=32"),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-X"}, "'X'"),

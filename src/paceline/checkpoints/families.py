@@ -16,9 +16,9 @@ from paceline.checkpoints.config_keys import ConfigKeys, layer_specs, local_and_
 from paceline.checkpoints.encoder_decoder_families import encoder_decoder_spec, is_encoder_decoder
 from paceline.checkpoints.hybrid_families import HYBRID_FAMILIES
 from paceline.checkpoints.mamba_families import MAMBA_FAMILIES
-from paceline.checkpoints.model_family import ModelFamily, Rename, expert_groups, moe_spec
+from paceline.checkpoints.model_family import ModelFamily, Rename, expert_groups, latent_fields, moe_spec
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models import LatentSpec, LayerSpec, ModelSpec, RopeSpec
+from paceline.models import LayerSpec, ModelSpec, RopeSpec
 from paceline.utils import shortened
 
 ACTIVATIONS: Mapping[str, Literal["silu", "gelu", "gelu_tanh"]] = {
@@ -118,29 +118,17 @@ def _deepseek_v2(keys: ConfigKeys) -> dict[str, Any]:
             raise UnsupportedModelError(f"{keys.family}: {key}={keys.get(key)!r} is not implemented")
     if method not in ("greedy", "group_limited_greedy"):
         raise UnsupportedModelError(f"{keys.family}: topk_method={method!r} is not implemented")
-    latent = LatentSpec(
-        rank=keys.size("kv_lora_rank"),
-        nope=keys.size("qk_nope_head_dim"),
-        rope=keys.size("qk_rope_head_dim"),
-        value=keys.size("v_head_dim"),
-        query_rank=keys.optional_size("q_lora_rank"),
-    )
-    rope = replace(rope_spec(keys, latent.rope), interleaved=True)
+    fields = latent_fields(keys)
+    rope = replace(rope_spec(keys, keys.size("qk_rope_head_dim")), interleaved=True)
     inner = keys.size("moe_intermediate_size")
     moe = replace(
         moe_spec(keys, "n_routed_experts", inner, norm_top_k=False),
         shared=inner * (keys.optional_size("n_shared_experts") or 0),
         scaling=keys.positive("routed_scaling_factor"),
-        groups=expert_groups(keys) if method == "group_limited_greedy" else None,
+        groups=expert_groups(keys, keys.size("n_routed_experts")) if method == "group_limited_greedy" else None,
     )
-    return {
-        "latent": latent,
-        "num_kv_heads": 1,
-        "head_dim": latent.rank + latent.rope,
-        "attention_scale": (latent.nope + latent.rope) ** -0.5 * _length_scale(rope) ** 2,
-        "ropes": {"default": rope},
-        "moe": moe,
-    }
+    scale = fields["attention_scale"] * _length_scale(rope) ** 2
+    return fields | {"attention_scale": scale, "ropes": {"default": rope}, "moe": moe}
 
 
 def _length_scale(rope: RopeSpec) -> float:

@@ -8,9 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.checkpoints.config_keys import FULL, ConfigKeys, sparse_layers
-from paceline.checkpoints.model_family import LINEAR, ModelFamily, Rename, mixed_layers, moe_spec
+from paceline.checkpoints.model_family import (
+    LINEAR,
+    ModelFamily,
+    Rename,
+    expert_groups,
+    latent_fields,
+    mixed_layers,
+    moe_spec,
+)
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models import DeltaSpec, LayerSpec, ShortConvSpec
+from paceline.models import DeltaSpec, KimiDeltaSpec, LayerSpec, ShortConvSpec
 
 
 def _lfm2_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
@@ -126,6 +134,56 @@ def _qwen3_next(keys: ConfigKeys) -> dict[str, Any]:
     return fields
 
 
+def _kimi_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
+    count = keys.size("num_hidden_layers")
+    linear = ConfigKeys(keys.mapping("linear_attn_config"), {}, keys.family)
+    mixer = KimiDeltaSpec(
+        heads=linear.optional_size("num_heads") or keys.size("linear_num_heads"),
+        head_dim=linear.optional_size("head_dim") or keys.size("linear_head_dim"),
+        taps=linear.optional_size("short_conv_kernel_size") or keys.size("linear_conv_kernel_dim"),
+    )
+    layers, sparse = mixed_layers(keys, {LINEAR: mixer}, _kimi_types(keys, linear, count)), _kimi_sparse(keys, count)
+    return tuple(replace(layer, rope=None, moe=moe) for layer, moe in zip(layers, sparse, strict=True))
+
+
+def _kimi_types(keys: ConfigKeys, linear: ConfigKeys, count: int) -> list[str]:
+    """By `layer_types`, or by the numbers of layers, which `linear_attn_config` counts from 1."""
+    types = keys.items("layer_types", count)
+    if types is not None:
+        return types
+    attention = linear.integers("full_attn_layers")
+    if attention is None:
+        return [FULL if layer and layer % 4 == 0 else LINEAR for layer in range(count)]
+    return [FULL if layer + 1 in attention else LINEAR for layer in range(count)]
+
+
+def _kimi_sparse(keys: ConfigKeys, count: int) -> list[bool]:
+    """Which layers are mixtures of experts."""
+    kinds = keys.items("mlp_layer_types", count)
+    if kinds is None:
+        return sparse_layers(keys, count)
+    if unknown := [kind for kind in kinds if kind not in ("dense", "sparse")]:
+        raise UnsupportedModelError(f"{keys.family}: MLPs of type {unknown[0]!r} are not implemented")
+    return [kind == "sparse" for kind in kinds]
+
+
+def _kimi(keys: ConfigKeys) -> dict[str, Any]:
+    fine = {"mla_use_nope": (None, True), "moe_router_activation_func": (None, "sigmoid"), "moe_layer_freq": (None, 1)}
+    for key, values in fine.items():
+        if keys.get(key) not in values:
+            raise UnsupportedModelError(f"{keys.family}: {key}={keys.get(key)!r} is not implemented")
+    inner = keys.size("moe_intermediate_size")
+    moe = moe_spec(keys, "num_experts", inner, norm_top_k=keys.flag("norm_topk_prob"))
+    moe = replace(
+        moe,
+        shared=inner * keys.count("n_shared_experts"),
+        scaling=keys.positive("routed_scaling_factor"),
+        groups=expert_groups(keys, moe.experts),
+        sigmoid=True,
+    )
+    return latent_fields(keys) | {"ropes": {}, "moe": moe}
+
+
 _QWEN3_NEXT = {
     "head_dim": 256,
     "num_attention_heads": 16,
@@ -151,6 +209,42 @@ _QWEN3_5 |= {"intermediate_size": 12288, "num_hidden_layers": 32}
 _QWEN3_5_MOE = _QWEN3_NEXT | _QWEN3_NEXT_MOE | {"num_experts": 256, "num_experts_per_tok": 8, "intermediate_size": 512}
 _QWEN3_5_MOE |= {"vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40}
 _DELTA_NAMES: Rename = ((re.compile(r"\.linear_attn\."), ".mixer."),)
+_KIMI_KEYS = {
+    "model_max_length": "max_position_embeddings",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+    "num_expert_group": "n_group",
+    "moe_renormalize": "norm_topk_prob",
+}
+_KIMI = {
+    "vocab_size": 163840,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2**20,
+    "rms_norm_eps": 1e-5,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "linear_num_heads": 32,
+    "linear_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "first_k_dense_replace": 1,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1024,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.446,
+}
+_KIMI_NAMES: Rename = (
+    (re.compile(r"\.self_attn\.forget_gate\."), ".self_attn."),
+    (re.compile(r"\.block_sparse_moe\."), ".mlp."),
+)
 
 HYBRID_FAMILIES: Mapping[str, ModelFamily] = {
     "lfm2": ModelFamily(
@@ -194,5 +288,13 @@ HYBRID_FAMILIES: Mapping[str, ModelFamily] = {
         qk_norm="head",
         layers=_delta_layers,
         extra=_qwen3_next,
+    ),
+    "kimi_linear": ModelFamily(
+        keys=_KIMI_KEYS,
+        names=_KIMI_NAMES,
+        defaults=_KIMI,
+        attention_bias="no",
+        layers=_kimi_layers,
+        extra=_kimi,
     ),
 }

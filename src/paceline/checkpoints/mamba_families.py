@@ -172,11 +172,12 @@ def _nemotron_h(keys: ConfigKeys) -> dict[str, Any]:
     if "moe" not in _nemotron_types(keys):
         return fields
     norm = keys.flag("norm_topk_prob")
+    moe = moe_spec(keys, "n_routed_experts", keys.size("moe_intermediate_size"), norm_top_k=norm)
     moe = replace(
-        moe_spec(keys, "n_routed_experts", keys.size("moe_intermediate_size"), norm_top_k=norm),
+        moe,
         shared=keys.size("moe_shared_expert_intermediate_size"),
         scaling=keys.positive("routed_scaling_factor"),
-        groups=expert_groups(keys),
+        groups=expert_groups(keys, moe.experts),
         sigmoid=True,
     )
     return fields | {"moe": moe}

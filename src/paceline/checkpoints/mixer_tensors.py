@@ -6,6 +6,12 @@
     mixer.decay (h,), .step_bias (h,), .skip (h,)    float32 or wider
     mixer.norm (n,), or (h * n,)
 
+of Kimi's delta net, with r dimensions of a head, whose gates make decays, gates and betas, also
+
+    mixer.query_conv, .key_conv, .value_conv (t, h * r)    in place of .conv
+    mixer.decays (h * r, r), .gate (h * r, r)
+    mixer.step_bias (h * r,)
+
 of Mamba, with s numbers of a state and steps of rank r, also
 
     mixer.selection (r + 2s, c), .steps (c, r)    what makes steps, and keys and queries; steps of the former
@@ -13,7 +19,8 @@ of Mamba, with s numbers of a state and steps of rank r, also
     mixer.step_norm (r,), .key_norm (s,), .query_norm (s,)
 
 Each `.weight` but for decay, step_bias and skip; `mixer.in.bias` and `mixer.out.bias` where they have one. Stored names
-are those of transformers, `layers.N.mixer.` taking the place of the family's own (`ModelFamily.names`).
+are those of transformers, `layers.N.mixer.` taking the place of the family's own (`ModelFamily.names`); those of Kimi's
+mixers begin with `self_attn`, as those of its attention do.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ from operator import itemgetter
 import torch
 
 from paceline.checkpoints.canonical_tensors import Arrange, CanonicalTensor, Shape, StoredTensor, fused, same, with_bias
-from paceline.models import DeltaSpec, Mamba2Spec, MambaSpec, MixerSpec, ShortConvSpec
+from paceline.models import DeltaSpec, KimiDeltaSpec, Mamba2Spec, MambaSpec, MixerSpec, ShortConvSpec
 
 
 def mixer_tensors(mixer: MixerSpec, hidden: int, layer: str) -> Iterator[CanonicalTensor]:
@@ -36,6 +43,8 @@ def mixer_tensors(mixer: MixerSpec, hidden: int, layer: str) -> Iterator[Canonic
         yield from _short_conv(mixer, hidden, at)
     elif isinstance(mixer, DeltaSpec):
         yield from _delta(mixer, hidden, at)
+    elif isinstance(mixer, KimiDeltaSpec):
+        yield from _kimi_delta(mixer, hidden, at, f"{layer}self_attn.")
     elif isinstance(mixer, MambaSpec):
         yield from _mamba(mixer, hidden, at)
     else:
@@ -64,6 +73,28 @@ def _delta(mixer: DeltaSpec, hidden: int, at: str) -> Iterator[CanonicalTensor]:
     yield _wide(f"{at}step_bias", (heads,), f"{at}dt_bias")
     yield same(f"{at}norm.weight", (mixer.value_dim,), f"{at}norm.weight")
     yield same(f"{at}out.weight", (hidden, mixer.values), f"{at}out_proj.weight")
+
+
+def _kimi_delta(mixer: KimiDeltaSpec, hidden: int, at: str, stored: str) -> Iterator[CanonicalTensor]:
+    heads, inner, rank = mixer.heads, mixer.inner, mixer.head_dim
+    parts = [(f"{stored}{name}_proj.weight", inner) for name in "qkv"]
+    yield fused(f"{at}in.weight", parts, (hidden,), "")
+    for number, name in enumerate(("query", "key", "value")):
+        piece = StoredTensor(
+            (f"{stored}{name[0]}_conv1d.weight",), (inner, 1, mixer.taps), arrange=_taps_first, length=mixer.taps
+        )
+        third = partial(_third_taps_first, number=number)
+        whole = StoredTensor((f"{stored}conv1d.weight",), (3 * inner, 1, mixer.taps), arrange=third, length=mixer.taps)
+        yield CanonicalTensor(f"{at}{name}_conv.weight", (mixer.taps, inner), ((piece,), (whole,)))
+    parts = [(f"{stored}{name}_proj.weight", rows) for name, rows in (("f_a", rank), ("g_a", rank), ("b", heads))]
+    yield fused(f"{at}gates.weight", parts, (hidden,), "")
+    yield same(f"{at}decays.weight", (inner, rank), f"{stored}f_b_proj.weight")
+    yield same(f"{at}gate.weight", (inner, rank), f"{stored}g_b_proj.weight")
+    rate = StoredTensor((f"{stored}A_log",), (1, 1, heads, 1), arrange=torch.flatten, length=heads)
+    yield CanonicalTensor(f"{at}decay", (heads,), ((rate,),), wide=True)
+    yield _wide(f"{at}step_bias", (inner,), f"{stored}dt_bias")
+    yield same(f"{at}norm.weight", (rank,), f"{stored}o_norm.weight")
+    yield same(f"{at}out.weight", (hidden, inner), f"{stored}o_proj.weight")
 
 
 def _or_turned(target: CanonicalTensor, stored: str, arrange: Arrange) -> CanonicalTensor:
@@ -119,6 +150,11 @@ def _convolution(taps: int, channels: int, at: str, stored: str, *, bias: bool) 
 
 def _taps_first(weight: torch.Tensor) -> torch.Tensor:
     return weight.squeeze(1).t()
+
+
+def _third_taps_first(weight: torch.Tensor, number: int) -> torch.Tensor:
+    """Those of the first, second or third of all channels."""
+    return _taps_first(weight.chunk(3)[number])
 
 
 def _wide(name: str, shape: Shape, stored: str) -> CanonicalTensor:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from paceline.checkpoints.config_keys import FULL, ConfigKeys, Windows
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models import LayerSpec, MixerSpec, MoeSpec
+from paceline.models import LatentSpec, LayerSpec, MixerSpec, MoeSpec
 
 Extra = Callable[[ConfigKeys], dict[str, Any]]
 LINEAR = "linear_attention"
@@ -77,11 +77,28 @@ def mixed_layers(keys: ConfigKeys, mixers: Mapping[str, MixerSpec], types: list[
     return tuple(layers[kind] for kind in types)
 
 
-def expert_groups(keys: ConfigKeys) -> tuple[int, int]:
+def expert_groups(keys: ConfigKeys, experts: int) -> tuple[int, int]:
     """See `MoeSpec.groups`."""
-    groups, best, experts = keys.size("n_group"), keys.size("topk_group"), keys.size("n_routed_experts")
+    groups, best = keys.size("n_group"), keys.size("topk_group")
     if experts % groups or best > groups or best * (experts // groups) < keys.size("num_experts_per_tok"):
         raise CheckpointError(
             f"config.json: {best} of {groups} groups of {experts} experts do not fit each other; repair it"
         )
     return groups, best
+
+
+def latent_fields(keys: ConfigKeys) -> dict[str, Any]:
+    """The fields of ModelSpec that latent attention sets, where no length is scaled."""
+    latent = LatentSpec(
+        rank=keys.size("kv_lora_rank"),
+        nope=keys.size("qk_nope_head_dim"),
+        rope=keys.size("qk_rope_head_dim"),
+        value=keys.size("v_head_dim"),
+        query_rank=keys.optional_size("q_lora_rank"),
+    )
+    return {
+        "latent": latent,
+        "num_kv_heads": 1,
+        "head_dim": latent.rank + latent.rope,
+        "attention_scale": (latent.nope + latent.rope) ** -0.5,
+    }

@@ -85,6 +85,33 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDeltaSpec:
+    """A delta net whose decays are by channel: a number for each dimension of a head's keys.
+
+    Attributes:
+        heads, head_dim: of queries, keys and values; also the rank of the maps that make decays and gates. taps: see
+            `StateShape`.
+    Source: Kimi Linear (arXiv:2510.26692).
+    """
+
+    heads: int
+    head_dim: int
+    taps: int
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(
+            channels=3 * self.inner, taps=self.taps, heads=self.heads, key_dim=self.head_dim, value_dim=self.head_dim,
+            by_channel=True,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Spec:
     """A Mamba-2 mixer: what goes into its state and what is read from it goes through a convolution.
 
@@ -158,4 +185,4 @@ class MambaSpec:
         )  # fmt: skip
 
 
-MixerSpec = ShortConvSpec | DeltaSpec | Mamba2Spec | MambaSpec
+MixerSpec = ShortConvSpec | DeltaSpec | KimiDeltaSpec | Mamba2Spec | MambaSpec
