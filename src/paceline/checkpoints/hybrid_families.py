@@ -115,6 +115,7 @@ def _delta_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
         key_dim=keys.size("linear_key_head_dim"),
         value_dim=keys.size("linear_value_head_dim"),
         taps=keys.size("linear_conv_kernel_dim"),
+        in_turn=keys.flag("linear_value_heads_in_turn"),
     )
     if mixer.value_heads % mixer.key_heads:
         raise CheckpointError(

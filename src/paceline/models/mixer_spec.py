@@ -55,7 +55,8 @@ class DeltaSpec:
     """A gated delta net: queries, keys and values go through a convolution, queries and keys are normed.
 
     Attributes:
-        key_heads, value_heads: each key head serves value_heads / key_heads value heads that follow each other.
+        key_heads, value_heads: each key head serves value_heads / key_heads value heads, which follow each other, or,
+            `in_turn`, stand key_heads apart (value head i reads key head i mod key_heads).
         key_dim, value_dim: of a head. taps: see `StateShape`.
     Source: Gated Delta Networks (arXiv:2412.06464).
     """
@@ -65,6 +66,7 @@ class DeltaSpec:
     key_dim: int
     value_dim: int
     taps: int
+    in_turn: bool = False
 
     @property
     def keys(self) -> int:

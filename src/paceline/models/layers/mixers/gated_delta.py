@@ -46,7 +46,8 @@ class GatedDelta:
     def _by_head(self, keys: torch.Tensor) -> torch.Tensor:
         """(rows, value heads, key dim) of length 1, for each value head those of its key head."""
         heads = of_length_one(keys.reshape(len(keys), self._spec.key_heads, -1))
-        return heads.repeat_interleave(self._spec.value_heads // self._spec.key_heads, 1)
+        times = self._spec.value_heads // self._spec.key_heads
+        return heads.repeat(1, times, 1) if self._spec.in_turn else heads.repeat_interleave(times, 1)
 
 
 def of_length_one(heads: torch.Tensor) -> torch.Tensor:
