@@ -339,6 +339,7 @@ _DELTA_OLD = {"full_attention_interval": 2, "partial_rotary_factor": 0.25, "rope
 _DELTA_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _DELTA_MOE |= {"shared_expert_intermediate_size": 48}
 _QUARTER = _rope("default", 500.0, partial_rotary_factor=0.25)
+_LIGHT_NET = {"expand_ratio": 16, "gate_low_rank_dim": 12, "norm_eps": 1e-5, "tie_word_embeddings": False}
 _KIMI = {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "num_experts": 8}
 _KIMI |= {"moe_intermediate_size": 24, "num_shared_experts": 2, "num_expert_group": 4, "topk_group": 2}
 _KIMI |= {"num_experts_per_token": 3, "routed_scaling_factor": 1.5, "num_key_value_heads": 4, "model_max_length": 64}
@@ -364,6 +365,12 @@ def lfm2_moe_keys(tensors: Tensors) -> Tensors:
         name.replace(".mlp.", ".feed_forward.").replace(".block_sparse_moe.", ".feed_forward."): tensor
         for name, tensor in mixtral_keys(short).items()
     }
+
+
+def _light_net_class() -> Any:
+    from models.lightnet_reference import LightNetForCausalLM
+
+    return LightNetForCausalLM
 
 
 def kimi_keys(tensors: Tensors) -> Tensors:
@@ -449,6 +456,13 @@ CASES |= {
         | {"linear_head_dim": 16, "linear_num_heads": 2, "q_lora_rank": 28, "num_hidden_layers": 5}
         | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense", "sparse"], "num_experts_per_token": 1},
         keys=kimi_keys,
+    ),
+    "lightnet": Case(
+        model_type="lightnet",
+        afresh=True,
+        oracle=_light_net_class,
+        new=_LIGHT_NET,
+        old=_LIGHT_NET | {"norm_eps": 1e-5, "hidden_act": "swish", "num_heads": None, "attn": None},
     ),
     "granitemoehybrid": Case(
         model_type="granitemoehybrid",

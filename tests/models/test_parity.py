@@ -307,6 +307,7 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("kimi_linear", _fields(norm_eps=1e-2)),
     ("kimi_linear", _moe(groups=None)),
     ("kimi_linear-ranked", _moe(scaling=1.0)),
+    ("lightnet", _fields(norm_eps=1e-2)),
     ("bamba", _mixer(norm_groups=1)),
     ("bamba-bias", _theta),
     ("jamba", _moe(norm_top_k=True)),

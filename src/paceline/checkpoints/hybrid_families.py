@@ -18,7 +18,7 @@ from paceline.checkpoints.model_family import (
     moe_spec,
 )
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models import DeltaSpec, KimiDeltaSpec, LayerSpec, ShortConvSpec
+from paceline.models import DeltaSpec, KimiDeltaSpec, LayerSpec, LightNetSpec, ShortConvSpec
 
 
 def _lfm2_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
@@ -135,6 +135,25 @@ def _qwen3_next(keys: ConfigKeys) -> dict[str, Any]:
     return fields
 
 
+def _light_net_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
+    hidden, heads = keys.size("hidden_size"), keys.optional_size("num_heads")
+    width = keys.optional_size("expand_ratio") or hidden // (heads or 1)
+    heads = heads or max(1, hidden // width)
+    if hidden % heads:
+        raise CheckpointError(f"config.json: {heads} heads cannot share {hidden} dimensions evenly; repair it")
+    mixer = LightNetSpec(heads=heads, key_dim=width, value_dim=hidden // heads, rank=keys.size("gate_low_rank_dim"))
+    return (LayerSpec(rope=None, attention=False, mixer=mixer),) * keys.size("num_hidden_layers")
+
+
+def _light_net(keys: ConfigKeys) -> dict[str, Any]:
+    fine = {"use_short_conv": (None, False), "elementwise_affine": (True,), "attn": (None,)}
+    for key, values in {**fine, "attnres_block_size": (None,)}.items():
+        if keys.get(key) not in values:
+            raise UnsupportedModelError(f"{keys.family}: {key}={keys.get(key)!r} is not implemented")
+    inner = 256 * -(-int(keys.size("hidden_size") * keys.positive("hidden_ratio") * 2 / 3) // 256)
+    return {"intermediate_size": keys.optional_size("intermediate_size") or inner}
+
+
 def _kimi_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
     count = keys.size("num_hidden_layers")
     linear = ConfigKeys(keys.mapping("linear_attn_config"), {}, keys.family)
@@ -246,6 +265,22 @@ _KIMI_NAMES: Rename = (
     (re.compile(r"\.self_attn\.forget_gate\."), ".self_attn."),
     (re.compile(r"\.block_sparse_moe\."), ".mlp."),
 )
+_LIGHT_NET = {
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "expand_ratio": 128,
+    "gate_low_rank_dim": 128,
+    "hidden_ratio": 4,
+    "elementwise_affine": True,
+    "max_position_embeddings": 2048,
+}
+_LIGHT_NET_NAMES: Rename = (
+    (re.compile(r"(^|\.)embeddings\."), r"\1embed_tokens."),
+    (re.compile(r"\.attn_norm\."), ".input_layernorm."),
+    (re.compile(r"\.mlp_norm\."), ".post_attention_layernorm."),
+    (re.compile(r"(layers\.\d+)\.attn\."), r"\1.mixer."),
+)
 
 HYBRID_FAMILIES: Mapping[str, ModelFamily] = {
     "lfm2": ModelFamily(
@@ -297,5 +332,13 @@ HYBRID_FAMILIES: Mapping[str, ModelFamily] = {
         attention_bias="no",
         layers=_kimi_layers,
         extra=_kimi,
+    ),
+    "lightnet": ModelFamily(
+        keys={"norm_eps": "rms_norm_eps"},
+        names=_LIGHT_NET_NAMES,
+        defaults=_LIGHT_NET,
+        attention=False,
+        layers=_light_net_layers,
+        extra=_light_net,
     ),
 }

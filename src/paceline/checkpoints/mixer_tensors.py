@@ -12,6 +12,10 @@ of Kimi's delta net, with r dimensions of a head, whose gates make decays, gates
     mixer.decays (h * r, r), .gate (h * r, r)
     mixer.step_bias (h * r,)
 
+of LightNet, whose gates are what a map of rank r makes more of, also
+
+    mixer.gate (h * n, r)
+
 of Mamba, with s numbers of a state and steps of rank r, also
 
     mixer.selection (r + 2s, c), .steps (c, r)    what makes steps, and keys and queries; steps of the former
@@ -33,7 +37,7 @@ from operator import itemgetter
 import torch
 
 from paceline.checkpoints.canonical_tensors import Arrange, CanonicalTensor, Shape, StoredTensor, fused, same, with_bias
-from paceline.models import DeltaSpec, KimiDeltaSpec, Mamba2Spec, MambaSpec, MixerSpec, ShortConvSpec
+from paceline.models import DeltaSpec, KimiDeltaSpec, LightNetSpec, Mamba2Spec, MambaSpec, MixerSpec, ShortConvSpec
 
 
 def mixer_tensors(mixer: MixerSpec, hidden: int, layer: str) -> Iterator[CanonicalTensor]:
@@ -45,6 +49,8 @@ def mixer_tensors(mixer: MixerSpec, hidden: int, layer: str) -> Iterator[Canonic
         yield from _delta(mixer, hidden, at)
     elif isinstance(mixer, KimiDeltaSpec):
         yield from _kimi_delta(mixer, hidden, at, f"{layer}self_attn.")
+    elif isinstance(mixer, LightNetSpec):
+        yield from _light_net(mixer, hidden, at)
     elif isinstance(mixer, MambaSpec):
         yield from _mamba(mixer, hidden, at)
     else:
@@ -95,6 +101,16 @@ def _kimi_delta(mixer: KimiDeltaSpec, hidden: int, at: str, stored: str) -> Iter
     yield _wide(f"{at}step_bias", (inner,), f"{stored}dt_bias")
     yield same(f"{at}norm.weight", (rank,), f"{stored}o_norm.weight")
     yield same(f"{at}out.weight", (hidden, inner), f"{stored}o_proj.weight")
+
+
+def _light_net(mixer: LightNetSpec, hidden: int, at: str) -> Iterator[CanonicalTensor]:
+    rows = {"q": mixer.keys, "k": mixer.keys, "v": mixer.values}
+    parts = [(f"{at}{name}_proj.weight", count) for name, count in rows.items()]
+    yield fused(f"{at}in.weight", parts, (hidden,), "")
+    yield same(f"{at}gates.weight", (mixer.rank, hidden), f"{at}g_proj.0.weight")
+    yield same(f"{at}gate.weight", (mixer.values, mixer.rank), f"{at}g_proj.1.weight")
+    yield same(f"{at}norm.weight", (mixer.values,), f"{at}g_norm.weight")
+    yield same(f"{at}out.weight", (hidden, mixer.values), f"{at}o_proj.weight")
 
 
 def _or_turned(target: CanonicalTensor, stored: str, arrange: Arrange) -> CanonicalTensor:

@@ -187,4 +187,37 @@ class MambaSpec:
         )  # fmt: skip
 
 
-MixerSpec = ShortConvSpec | DeltaSpec | KimiDeltaSpec | Mamba2Spec | MambaSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LightNetSpec:
+    """Averages of all values so far, weighted by e^logit, one for each dimension of the keys.
+
+    Attributes:
+        heads, key_dim, value_dim: of queries and logits, and of values. rank: of the map that makes gates.
+    Source: LightNet (arXiv:2405.21022).
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    rank: int
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys."""
+        return self.heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all values."""
+        return self.heads * self.value_dim
+
+    @property
+    def state(self) -> StateShape:
+        """The column before a token is that of its sums (`RecurrentStep.log_sums`)."""
+        return StateShape(
+            channels=self.keys, taps=2, heads=self.heads, key_dim=self.key_dim, value_dim=self.value_dim,
+            by_channel=True,
+        )  # fmt: skip
+
+
+MixerSpec = ShortConvSpec | DeltaSpec | KimiDeltaSpec | Mamba2Spec | MambaSpec | LightNetSpec

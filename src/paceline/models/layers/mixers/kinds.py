@@ -8,12 +8,13 @@ import torch
 
 from paceline.models.layers.mixers.gated_delta import GatedDelta
 from paceline.models.layers.mixers.kimi_delta import KimiDelta
+from paceline.models.layers.mixers.light_net import LightNet
 from paceline.models.layers.mixers.mamba import Mamba
 from paceline.models.layers.mixers.mamba2 import Mamba2
 from paceline.models.layers.mixers.short_conv import ShortConv
 from paceline.models.layers.mixers.step import RecurrentStep
 from paceline.models.layers.own_weights import OwnWeights
-from paceline.models.mixer_spec import DeltaSpec, KimiDeltaSpec, MambaSpec, MixerSpec, ShortConvSpec
+from paceline.models.mixer_spec import DeltaSpec, KimiDeltaSpec, LightNetSpec, MambaSpec, MixerSpec, ShortConvSpec
 
 
 class Mixer(Protocol):
@@ -31,6 +32,8 @@ def make_mixer(spec: MixerSpec, weights: OwnWeights) -> Mixer:
         return GatedDelta(spec, weights)
     if isinstance(spec, KimiDeltaSpec):
         return KimiDelta(spec, weights)
+    if isinstance(spec, LightNetSpec):
+        return LightNet(spec, weights)
     if isinstance(spec, MambaSpec):
         return Mamba(spec, weights)
     return Mamba2(spec, weights)

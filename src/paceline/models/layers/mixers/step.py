@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from paceline.models.attention.segments import Segment
+from paceline.models.attention.segments import Segment, TreeShape
 from paceline.models.state.recurrence import Recurrence, apply, nothing_written, rows_at_once, state_after
 from paceline.models.state.recurrent import LayerState, RecurrentPart
 
@@ -36,6 +36,19 @@ class RecurrentStep:
             columns: (rows, channels). taps: (taps, channels), that of the row itself last.
         """
         return torch.cat([rows.convolve(layer, columns, taps) for rows in self._rows])
+
+    def log_sums(self, layer: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logarithms of the sums of e^logit over all tokens up to each row, and up to the one before it.
+
+        The layer keeps them in place of a convolution's columns, for two taps.
+
+        Args:
+            logits: (rows, channels), float32 or float64.
+        Returns:
+            Two tensors of that shape; the second is -inf at the first token of a text.
+        """
+        sums, before = zip(*(rows.log_sums(layer, logits) for rows in self._rows), strict=True)
+        return torch.cat(sums), torch.cat(before)
 
     def recur(self, layer: int, new: Recurrence) -> torch.Tensor:
         """(rows, heads, value dim): what each row reads of its state."""
@@ -68,18 +81,40 @@ class _Rows(NamedTuple):
             found.addcmul_(line[places[tap]], taps[tap])
         return found
 
+    def log_sums(self, layer: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        state, new, done = self.part.layers[layer], logits[self.start : self.stop], self.segment.done
+        first = state.columns.to(new) if self.part.length else torch.full_like(new[:1], -torch.inf)
+        line = torch.cat([first, state.node_columns[:done].to(new)])
+        if self.segment.tree is None:
+            line = torch.cat([line[:done], torch.cat([line[done:], new]).logcumsumexp(0)])
+            before = line[done:-1]
+        else:
+            parents = self._tree_places(self.segment.tree, 2)[0]
+            for parent, row in zip(parents.tolist(), new, strict=True):
+                line = torch.cat([line, torch.logaddexp(line[parent], row)[None]])
+            before = line[parents]
+        if self.segment.known:
+            state.next = (line[-1:], state.next[1])
+        else:
+            state.node_columns = line[1:]
+        return line[done + 1 :], before
+
     def _places(self, taps: int) -> list[slice | torch.Tensor]:
         """For each tap, where the rows' columns stand in a line of the committed ones and the nodes'."""
         segment = self.segment
         if segment.tree is None:
             return [slice(tap + segment.done, tap + segment.slots) for tap in range(taps)]
-        depths, sees = segment.tree.depths, segment.tree.sees
+        return list(self._tree_places(segment.tree, taps))
+
+    def _tree_places(self, tree: TreeShape, taps: int) -> torch.Tensor:
+        """(taps, rows): the same for the rows of a tree."""
+        segment, depths, sees = self.segment, tree.depths, tree.sees
         places = np.empty((taps, segment.rows), np.int64)
         for row, node in enumerate(range(segment.done, segment.slots)):
             line = [*range(taps - 1), *(np.flatnonzero(sees[node]) + taps - 1)]
             assert len(line) == taps + depths[node]
             places[:, row] = line[-taps:]
-        return list(torch.from_numpy(places).to(self.sees.device))
+        return torch.from_numpy(places).to(self.sees.device)
 
     def recur(self, layer: int, new: Recurrence) -> torch.Tensor:
         state = self.part.layers[layer]
