@@ -12,11 +12,13 @@ import pytest
 import torch
 from models import checkpoints
 from models.checkpoints import CASES
+from models.test_parity import PATH, TEXT, TREE
 from tiny_checkpoint import TARGET, TOKENIZER
 
 from paceline import LLM, SamplingParams
 from paceline.models import load_runner
 from paceline.models.state.arena import blocks_for
+from paceline.tree import TokenTree
 
 VOCABULARY = json.loads((TARGET / "config.json").read_text(encoding="utf-8"))["vocab_size"]
 PROMPTS = [
@@ -33,7 +35,8 @@ def model_folder(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """A case with the bundled tokenizer and as many tokens."""
     case = CASES[name]
     sizes = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 3, "max_position_embeddings": 128}
-    monkeypatch.setitem(CASES, f"{name}-in-engine", replace(case, new={**case.new, **sizes}))
+    sized = replace(case, new={**case.new, **sizes}, old={**case.old, **sizes})
+    monkeypatch.setitem(CASES, f"{name}-in-engine", sized)
     checkpoints.write(f"{name}-in-engine", "new", folder)
     for file in TOKENIZER:
         shutil.copy(TARGET / file, folder)
@@ -45,13 +48,32 @@ def written(folder: Path, **options: Any) -> list[list[int]]:
         return [list(one.outputs[0].token_ids) for one in llm.generate(PROMPTS, GREEDY)]
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "nemotron_h-moe", "lightnet"])
 def test_drafts_and_a_small_cache_change_no_token(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = model_folder(name, tmp_path, monkeypatch)
     plain = written(folder, speculative_config=None)
     assert written(folder, speculative_config={"method": "ngram", "num_speculative_tokens": 6}) == plain
     assert written(folder, kv_cache_memory_bytes=LEAST) == plain
     assert len({tuple(tokens) for tokens in plain}) == len(PROMPTS), "the model writes the same whatever it reads"
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba", "nemotron_h-moe", "kimi_linear", "lightnet"])
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "float32", "quantization": "int8"}])
+def test_rounded_weights_change_logits_a_little(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    folder = checkpoints.write(name, "new", tmp_path)
+    plain, rounded = logits_in(folder, dtype="float32"), logits_in(folder, **options)
+    assert 0 < (rounded - plain).std() < 0.2 * plain.std()
+
+
+def logits_in(folder: Path, **options: Any) -> torch.Tensor:
+    """Of a text, of a tree behind it, and of a chain behind a path of the tree."""
+    runner: Any = load_runner(str(folder), **options)
+    sequence = runner.open()
+    found = [runner.extend([sequence], [TEXT[:20]], all_logits=True).logits]
+    found.append(runner.score([sequence], [TEXT[20]], [TREE]).logits)
+    runner.commit([sequence], [PATH])
+    found.append(runner.score([sequence], [TEXT[21]], [TokenTree.chain(TEXT[22:26])]).logits)
+    return torch.cat(found).float()
 
 
 def test_models_without_keys_have_blocks_of_a_size(tmp_path: Path) -> None:
