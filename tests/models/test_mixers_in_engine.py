@@ -18,7 +18,7 @@ from tiny_checkpoint import TARGET, TOKENIZER
 from paceline import LLM, SamplingParams
 from paceline.models import load_runner
 from paceline.models.state.arena import blocks_for
-from paceline.tree import TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 VOCABULARY = json.loads((TARGET / "config.json").read_text(encoding="utf-8"))["vocab_size"]
 PROMPTS = [
@@ -74,6 +74,29 @@ def logits_in(folder: Path, **options: Any) -> torch.Tensor:
     runner.commit([sequence], [PATH])
     found.append(runner.score([sequence], [TEXT[21]], [TokenTree.chain(TEXT[22:26])]).logits)
     return torch.cat(found).float()
+
+
+SMALL = TokenTree.build([70, 71, 72, 73], [-1, -1, 0, 0])
+"""The beginning of TREE."""
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "kimi_linear", "lightnet", "lfm2"])
+def test_a_tree_in_two_steps_is_what_it_is_in_one(name: str, tmp_path: Path) -> None:
+    runner: Any = load_runner(str(checkpoints.write(name, "new", tmp_path)))
+    one, two, other = (runner.open() for _ in range(3))
+    for sequence in (one, two, other):
+        runner.extend([sequence], [TEXT[:20]])
+    whole = runner.score([one], [TEXT[20]], [TREE]).logits
+    runner.score([two, other], [TEXT[20]] * 2, [SMALL, TokenTree.chain(TEXT[21:23])])
+    parts = runner.score([two, other], [TEXT[20]] * 2, [TREE, TokenTree.chain(TEXT[21:26])], computed=[5, 3])
+    assert (parts.of(0) - whole[5:]).abs().max() < CASES[name].tolerance
+    for sequence, path in ((one, PATH), (two, PATH), (other, (0, 1, 2, 3))):
+        runner.commit([sequence], [path])
+    again = runner.score([one, two], [7, 7], [SMALL, SMALL])
+    assert (again.of(0) - again.of(1)).abs().max() < CASES[name].tolerance
+    text = [*TEXT[:25], 7]
+    found = runner.score([other], [7], [EMPTY_TREE]).logits
+    assert (found - checkpoints.reference(name, text)[-1:]).abs().max() < CASES[name].tolerance
 
 
 def test_models_without_keys_have_blocks_of_a_size(tmp_path: Path) -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from paceline.models.attention.segments import Segment, TreeShape
-from paceline.models.state.recurrence import Recurrence, apply, nothing_written, rows_at_once, state_after
+from paceline.models.state.recurrence import (
+    Recurrence,
+    Written,
+    apply,
+    nothing_written,
+    rows_at_once,
+    state_after,
+)
 from paceline.models.state.recurrent import LayerState, RecurrentPart
+
+AT_ONCE = 64
+"""Rows whose states are held at a time."""
 
 
 class RecurrentStep:
@@ -118,6 +128,8 @@ class _Rows(NamedTuple):
 
     def recur(self, layer: int, new: Recurrence) -> torch.Tensor:
         state = self.part.layers[layer]
+        if new.betas is None and new.values.shape[-1] == 1:
+            return self._recur_known_one_by_one(state, new) if self.segment.known else self._recur_by_node(state, new)
         if self.segment.known:
             return self._recur_known(state, new)
         done, outputs = self.segment.done, []
@@ -143,3 +155,46 @@ class _Rows(NamedTuple):
             outputs.append(read)
         state.next = (state.next[0], matrices)
         return torch.cat(outputs)
+
+    def _recur_known_one_by_one(self, state: LayerState, new: Recurrence) -> torch.Tensor:
+        matrices, outputs = state.matrices, []
+        for at in range(0, self.segment.rows, AT_ONCE):
+            part = new.part(at, min(at + AT_ONCE, self.segment.rows))
+            states = states_one_by_one({0: matrices}, part, range(len(part.keys)))
+            matrices = states[-1]
+            outputs.append(torch.einsum("rhk,rhkv->rhv", part.queries, torch.stack(states)))
+        state.next = (state.next[0], matrices)
+        return torch.cat(outputs)
+
+    def _recur_by_node(self, state: LayerState, new: Recurrence) -> torch.Tensor:
+        done, tree = self.segment.done, self.segment.tree
+        written = state.written.first(done)
+        parents = range(done, self.segment.slots) if tree is None else self._tree_places(tree, 2)[0].tolist()
+        behind = {0: state.matrices}
+        for place in {place for place in parents if 0 < place <= done}:
+            path = torch.arange(place) if tree is None else torch.from_numpy(np.flatnonzero(tree.sees[place - 1]))
+            behind[place] = state_after(state.matrices, written.path(path))
+        states = torch.stack(states_one_by_one(behind, new, parents, done))
+        sums = [torch.zeros_like(new.decays[0]), *written.sums]
+        for parent, decays in zip(parents, new.decays, strict=True):
+            sums.append(sums[parent] + decays)
+        state.written = written.and_then(Written(new.keys, new.values, torch.stack(sums[done + 1 :])))
+        return torch.einsum("rhk,rhkv->rhv", new.queries, states)
+
+
+def states_one_by_one(
+    behind: Mapping[int, torch.Tensor], new: Recurrence, parents: Sequence[int], done: int = 0
+) -> list[torch.Tensor]:
+    """The state behind each row, made of that behind another: cheaper than tables of pairs where a head has one value,
+    and each number of its state a decay of its own.
+
+    Args:
+        behind: states by place: 0 for the committed one, i + 1 for row i of those that were read before.
+        parents: places that the rows stand behind; `done` rows were read before.
+    """
+    left, written = new.decays.exp().unsqueeze(-1), new.keys.unsqueeze(-1) * new.values.unsqueeze(-2)
+    states: list[torch.Tensor] = []
+    for row, parent in enumerate(parents):
+        before = behind[parent] if parent <= done else states[parent - done - 1]
+        states.append(torch.addcmul(written[row], left[row], before))
+    return states
