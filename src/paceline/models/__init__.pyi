@@ -38,7 +38,10 @@ from .inputs import Inputs as Inputs
 from .load import load_runner as load_runner
 from .load import resolve_device as resolve_device
 from .mixer_spec import DeltaSpec as DeltaSpec
+from .mixer_spec import KimiDeltaSpec as KimiDeltaSpec
+from .mixer_spec import LightNetSpec as LightNetSpec
 from .mixer_spec import Mamba2Spec as Mamba2Spec
+from .mixer_spec import MambaSpec as MambaSpec
 from .mixer_spec import MixerSpec as MixerSpec
 from .mixer_spec import ShortConvSpec as ShortConvSpec
 from .mixer_spec import SimpleUnitSpec as SimpleUnitSpec
