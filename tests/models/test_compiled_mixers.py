@@ -108,7 +108,7 @@ def test_forks_and_cancelled_drafts_leave_states_alone(load: Load, name: str) ->
     runner.score([state], [9], [TREE])
     runner.commit([state], [(0, 2)])
     assert torch.equal(runner.score([fork], [5], [TREE]).logits, wanted)
-    with pytest.raises(ConfigError, match="a recurrent state cannot go back"):
+    with pytest.raises(ConfigError, match="the recurrent state of 40 tokens can go back to"):
         runner.truncate(fork, 39)
 
 
