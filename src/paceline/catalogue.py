@@ -153,7 +153,7 @@ DRAFTERS: Mapping[str, Entry] = {
         "paceline.drafters.self.swift:SwiftDrafter",
         "self",
         ("bit-equal up to near ties", "equal in distribution"),
-        ("early_exit", "layer_subsets", "head", "fork"),
+        ("early_exit", "layer_subsets", "head", "fork", "truncate"),
         "SWIFT: on-the-fly self-speculative decoding for LLM inference acceleration (arXiv:2410.06916)",
         published={"controller": "swift", "tree_width": 10},
     ),

@@ -2,8 +2,8 @@
 
 Both are those behind the committed tokens. A pass leaves what it has read beside them: of known tokens the columns and
 the state behind them, which take their place when the pass is done (`advance`); of a root and its tree what each node
-would write, of which `commit` takes what the accepted path has written. So nothing is copied to be taken back, and a
-tensor is never changed once it is there: forks share it.
+would write, of which `commit` takes what the accepted path has written. So nothing is copied to be taken back, and what
+others hold too is never changed (`alone`): forks share it.
 
 A state cannot be computed backwards, nor taken from the middle of a text. So copies are kept of some (`kept`, chosen by
 the engine's prefix cache) and, where asked for, the state behind the last whole block of the text (`border`): a
