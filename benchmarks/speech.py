@@ -46,6 +46,7 @@ import numpy as np
 import torch
 from common import RESULTS, reading_limit, save
 from real_models import FOLDERS, model_folder, unpack
+from speech_errors import KINDS, TEXT
 from transformers import WhisperForConditionalGeneration
 from whisper_check import in_words, recordings, spoken
 from whispercpp_files import FILE_KINDS, write_whispercpp
@@ -57,19 +58,8 @@ from paceline.speech import LogMel, WhisperTokens, load_audio
 from paceline.transcriber import Transcriber, TranscriptionParams
 from paceline.utils import user_cache
 
-TEXT = (
-    "The ships came back to the harbour in the evening, and everybody went down to look at them. Nobody had expected "
-    "that the weather would change so quickly after the long summer. The captain said that they had seen no land for "
-    "nine days, and that the water had been short. In the morning they will unload the cargo and count what is left."
-)
 DRAWS = 4
 ENGLISH = TranscriptionParams(language="en", temperature=[0.0])
-KINDS: dict[str, dict[str, str]] = {
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
-    "int8": {"dtype": "float32", "quantization": "int8"},
-    "int8 and bfloat16": {"dtype": "bfloat16", "quantization": "int8"},
-}
 Run = Callable[[Any], dict[str, Any]]
 Ask = Callable[[Any, Path], dict[str, Any]]
 """What a process is asked about an audio; the folder is for its files."""

@@ -3,7 +3,7 @@
 usage: speech_errors.py --data FOLDER [--model whisper-base whisper-tiny.en]
 
 Digits spoken by people (`whisper_check.py`, six draws of each speaker) and sentences of espeak-ng in three voices at
-two speeds. Each is read by the encoder of each kind, and by the decoder of the same. Beside kinds of `speech.py` there
+two speeds. Each is read by the encoder of each kind, and by the decoder of the same. Beside these there
 is a control: float32, the encoder's states rounded to three bits of the largest number of each row.
 
 loss    of the text that was spoken, natural logarithm, mean over its tokens, then over recordings
@@ -26,7 +26,6 @@ import jiwer
 import torch
 from common import RESULTS, save
 from real_models import model_folder
-from speech import KINDS, TEXT
 from whisper_check import in_words, recordings, spoken
 
 from paceline import LLM
@@ -34,6 +33,17 @@ from paceline.models import Inputs
 from paceline.speech import LogMel, WhisperTokens, load_audio
 from paceline.tree import EMPTY_TREE
 
+TEXT = (
+    "The ships came back to the harbour in the evening, and everybody went down to look at them. Nobody had expected "
+    "that the weather would change so quickly after the long summer. The captain said that they had seen no land for "
+    "nine days, and that the water had been short. In the morning they will unload the cargo and count what is left."
+)
+KINDS: dict[str, dict[str, str]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "float32", "quantization": "int8"},
+    "int8 and bfloat16": {"dtype": "bfloat16", "quantization": "int8"},
+}
 DRAWS, SPARE = 6, 8
 VOICES, SPEEDS = ("en-us", "en-gb", "en-us+f3"), ("150", "190")
 TEXTS = (
