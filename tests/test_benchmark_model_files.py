@@ -1,4 +1,4 @@
-"""Models in other engines' formats, as the benchmarks read them out of packages."""
+"""Models in CTranslate2's format, as the benchmarks read them out of packages."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, BinaryIO
 
 import benchmark_scripts
 import numpy as np
 import pytest
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, WhisperConfig, WhisperForConditionalGeneration
+from transformers import AutoTokenizer, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from paceline.speech.features import LogMel
 from paceline.speech.whisper_tokens import WhisperTokens
 
-MODULES = ("ctranslate2_files", "marian_files")
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    with benchmark_scripts.imported("ctranslate2_files") as found:
+        yield found[0]
 
 
 @pytest.fixture(scope="module")
-def scripts() -> Iterator[dict[str, ModuleType]]:
-    with benchmark_scripts.imported(*MODULES) as found:
-        yield dict(zip(MODULES, found, strict=True))
+def whispercpp() -> Iterator[ModuleType]:
+    with benchmark_scripts.imported("whispercpp_files") as found:
+        yield found[0]
 
-
-# ------------------------------------------------------------------------------------------------ CTranslate2
 
 SPECIAL = ("endoftext", "startoftranscript", "en", "de", "translate", "transcribe")
 SPECIAL += ("startoflm", "startofprev", "nocaptions", "notimestamps")
@@ -110,7 +113,7 @@ def quantised(variables: Mapping[str, np.ndarray], name: str) -> dict[str, np.nd
 
 
 @pytest.fixture(scope="module")
-def written(scripts: dict[str, ModuleType], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Whisper out of a file with one matrix of int8, which went through its integers before."""
     folder = tmp_path_factory.mktemp("whisper")
     variables = quantised(variables_of(model().state_dict()), "decoder/layer_1/ffn/linear_0/weight")
@@ -118,7 +121,7 @@ def written(scripts: dict[str, ModuleType], tmp_path_factory: pytest.TempPathFac
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     (folder / "config.json").write_text(json.dumps(SETTINGS))
     files = (folder / name for name in ("model.bin", "tokenizer.json", "config.json"))
-    scripts["ctranslate2_files"].write_whisper(folder / "made", *files)
+    script.write_whisper(folder / "made", *files)
     return folder / "made"
 
 
@@ -157,10 +160,10 @@ def test_ids_and_features_are_read_from_the_folder(written: Path) -> None:
     assert told["forced_decoder_ids"] == [[1, 11]]
 
 
-def test_the_ids_of_many_languages(scripts: dict[str, ModuleType]) -> None:
+def test_the_ids_of_many_languages(script: ModuleType) -> None:
     ids = {token["content"]: token["id"] for token in TOKENIZER["added_tokens"]}
     config = {"vocab_size": 51865, "max_target_positions": 448, "eos_token_id": 2}
-    told = scripts["ctranslate2_files"].generation_config(config, ids, SETTINGS)
+    told = script.generation_config(config, ids, SETTINGS)
     assert told["lang_to_id"] == {"<|en|>": 4, "<|de|>": 5}
     assert told["task_to_id"] == {"transcribe": 7, "translate": 6}
     assert told["forced_decoder_ids"] == [[1, None], [2, 7]]
@@ -173,80 +176,64 @@ def test_the_ids_of_many_languages(scripts: dict[str, ModuleType]) -> None:
         (lambda data: struct.pack("<I", 5) + data[4:], "must hold a WhisperSpec of version 6, got .* of version 5"),
     ],
 )
-def test_other_files_are_named(scripts: dict[str, ModuleType], tmp_path: Path, change: Any, says: str) -> None:
+def test_other_files_are_named(script: ModuleType, tmp_path: Path, change: Any, says: str) -> None:
     (tmp_path / "model.bin").write_bytes(change(packed({"x": np.zeros(2, np.float32)}, {"y": "x"})))
     with pytest.raises(ValueError, match=says):
-        scripts["ctranslate2_files"].read_variables(tmp_path / "model.bin")
+        script.read_variables(tmp_path / "model.bin")
 
 
-def test_keys_with_a_bias_are_not_whispers(scripts: dict[str, ModuleType]) -> None:
+def test_keys_with_a_bias_are_not_whispers(script: ModuleType) -> None:
     given = variables_of(model().state_dict())
     given["encoder/layer_0/self_attention/linear_0/bias"] = np.ones(192, np.float32)
     with pytest.raises(ValueError, match="has a bias of the keys"):
-        scripts["ctranslate2_files"].whisper_weights(given)
+        script.whisper_weights(given)
 
 
-# ------------------------------------------------------------------------------------------------ Marian
+# ------------------------------------------------------------------------------------------------ whisper.cpp
 
-YAML = b"dim-emb: 4\ndec-cell: ssru\n\0"
-MULTIPLIER = 42.5
-
-
-def marian(items: Mapping[str, tuple[int, tuple[int, ...], bytes]]) -> bytes:
-    """Marian's binary."""
-    names = [name.encode() + b"\0" for name in items]
-    parts = [struct.pack("<QQ", 1, len(items))]
-    sized = {name: data.ljust(-(-len(data) // 256) * 256, b"\xaa") for name, (_, _, data) in items.items()}
-    for name, encoded in zip(items, names, strict=True):
-        kind, shape, _ = items[name]
-        parts.append(struct.pack("<4Q", len(encoded), kind, len(shape), len(sized[name])))
-    parts += [*names, *(struct.pack(f"<{len(shape)}i", *shape) for _, shape, _ in items.values())]
-    return b"".join([*parts, struct.pack("<Q", 3), b"\xff" * 3, *sized.values()])
+KINDS = {0: GGMLQuantizationType.F32, 1: GGMLQuantizationType.F16, 8: GGMLQuantizationType.Q8_0}
 
 
-MATRIX = np.arange(-3, 3, dtype=np.int8).reshape(2, 3)  # [in, out]
-EMBEDDINGS = np.arange(8, dtype=np.int8).reshape(4, 2)
-BIAS = np.array([[0.5, -1.5, 2.0]], np.float32)
+def ggml(file: BinaryIO) -> tuple[tuple[int, ...], np.ndarray, list[bytes], dict[str, np.ndarray]]:
+    """Sizes, mel filters, tokens and tensors of a file of whisper.cpp, read as its format says."""
+
+    def numbers(count: int) -> tuple[int, ...]:
+        return struct.unpack(f"<{count}i", file.read(4 * count))
+
+    sizes, shape = numbers(12), numbers(2)
+    filters = np.frombuffer(file.read(4 * shape[0] * shape[1]), "<f4").reshape(shape)
+    tokens = [file.read(numbers(1)[0]) for _ in range(numbers(1)[0])]
+    tensors = {}
+    while head := file.read(12):
+        rank, length, kind = struct.unpack("<3i", head)
+        axes, name = numbers(rank)[::-1], file.read(length).decode()
+        row, size = GGML_QUANT_SIZES[KINDS[kind]]
+        raw = np.frombuffer(file.read(int(np.prod(axes)) // row * size), np.uint8)
+        tensors[name] = dequantize(raw.reshape(*axes[:-1], -1), KINDS[kind])
+    return sizes, filters, tokens, tensors
 
 
-def items() -> dict[str, tuple[int, tuple[int, ...], bytes]]:
-    behind = struct.pack("<f", MULTIPLIER)
-    return {
-        "special:model.yml": (0x101, (len(YAML),), YAML),
-        "encoder_l1_ffn_W1": (0x4101, (2, 3), MATRIX.T.tobytes() + behind),
-        "Wemb": (0x10001, (4, 2), EMBEDDINGS.tobytes() + behind),
-        "encoder_l1_ffn_b1": (0x404, (1, 3), BIAS.tobytes()),
-    }
-
-
-def test_marians_tensors_are_written_in_its_own_shapes(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
-    (tmp_path / "model.bin").write_bytes(marian(items()))
-    (tmp_path / "decoding.yml").write_text("beam-size: 1\n")
-    (tmp_path / "vocab.spm").write_bytes(b"pieces")
-    model, decoding, vocabulary = (tmp_path / name for name in ("model.bin", "decoding.yml", "vocab.spm"))
-    scripts["marian_files"].write_marian(tmp_path / "made", model, decoding, [vocabulary])
-    found = load_file(tmp_path / "made" / "model.safetensors")
-    assert torch.equal(found["encoder_l1_ffn_W1"], torch.from_numpy(MATRIX / np.float32(MULTIPLIER)))
-    assert torch.equal(found["Wemb"], torch.from_numpy(EMBEDDINGS / np.float32(MULTIPLIER)))
-    assert torch.equal(found["encoder_l1_ffn_b1"], torch.from_numpy(BIAS))
-    assert found["Wemb.multiplier"].tolist() == [MULTIPLIER]
-    back = (found["encoder_l1_ffn_W1"] * found["encoder_l1_ffn_W1.multiplier"]).round()
-    assert back.tolist() == MATRIX.tolist()
-    told = json.loads((tmp_path / "made" / "config.json").read_text())
-    assert told["settings"] == {"dim-emb": 4, "dec-cell": "ssru"}
-    assert told["decoding"] == {"beam-size": 1}
-    assert told["quantised"] == ["Wemb", "encoder_l1_ffn_W1"]
-    assert (tmp_path / "made" / "vocab.spm").read_bytes() == b"pieces"
-
-
-def test_marians_other_files_are_named(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
-    path, reader = tmp_path / "model.bin", scripts["marian_files"]
-    path.write_bytes(struct.pack("<QQ", 2, 0))
-    with pytest.raises(ValueError, match="binary of version 1, got 2"):
-        reader.read_items(path)
-    path.write_bytes(marian(items())[:-100])
-    with pytest.raises(ValueError, match="ends before encoder_l1_ffn_b1"):
-        reader.read_items(path)
-    path.write_bytes(marian({**items(), "x": (0x999, (1,), b"1")}))
-    with pytest.raises(ValueError, match="x has the type 0x999"):
-        dict(reader.tensors(reader.read_items(path)))
+@pytest.mark.parametrize(("kind", "number", "error"), [("float16", 1, 1e-3), ("q8_0", 2007, 1e-2)])
+def test_a_file_of_whispercpp_has_all_that_the_folder_has(
+    whispercpp: ModuleType, written: Path, tmp_path: Path, kind: str, number: int, error: float
+) -> None:
+    whispercpp.write_whispercpp(written, tmp_path / "model", kind)
+    with (tmp_path / "model").open("rb") as file:
+        sizes, filters, tokens, tensors = ggml(file)
+    assert sizes == (0x67676D6C, 20, 50, 64, 1, 2, 448, 64, 1, 2, 80, number)
+    assert np.allclose(filters, WhisperFeatureExtractor.from_pretrained(written).mel_filters.T)
+    assert tokens == [b" ", b"a"]
+    weights = load_file(written / "model.safetensors")
+    names = {name: whispercpp.renamed(name) for name in weights if name != "proj_out.weight"}
+    assert tensors.keys() == set(names.values())
+    for name, renamed in names.items():
+        wanted = weights[name].numpy().reshape(tensors[renamed].shape)
+        assert np.abs(tensors[renamed] - wanted).max() <= error * np.abs(wanted).max(), name
+        if wanted.ndim == 1 or "position" in renamed:
+            assert np.array_equal(tensors[renamed], wanted), name
+    assert names["model.encoder.layers.1.self_attn.q_proj.weight"] == "encoder.blocks.1.attn.query.weight"
+    assert names["model.decoder.layers.0.encoder_attn_layer_norm.bias"] == "decoder.blocks.0.cross_attn_ln.bias"
+    assert names["model.decoder.layers.0.final_layer_norm.bias"] == "decoder.blocks.0.mlp_ln.bias"
+    assert names["model.encoder.layer_norm.weight"] == "encoder.ln_post.weight"
+    rounded = tensors["decoder.blocks.0.mlp.0.weight"] - weights["model.decoder.layers.0.fc1.weight"].numpy()
+    assert np.abs(rounded).max() > 0, "the control of the numbers above"

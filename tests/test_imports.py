@@ -424,6 +424,7 @@ def of_tests(tree: ast.Module) -> set[str]:
     """Modules of the test suite that a script imports."""
     names = {path.relative_to(ROOT / "tests").parts[0].removesuffix(".py") for path in modules(ROOT / "tests")}
     names -= {path.parent.name for path in ROOT.glob("*/__init__.py")}  # tested, and no part of the tests
+    names -= {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
     found = set()
     for node in nodes(tree):
         if isinstance(node, ast.Import):

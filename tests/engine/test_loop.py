@@ -79,6 +79,15 @@ def test_point_drafts_change_no_token(rules: dict[str, Any], temperature: float,
     assert runner.open_caches == 0
 
 
+def test_a_drafter_of_trees_is_left_out_where_chains_alone_are_scored() -> None:
+    runner = ToyRunner(16, order=None, trees=False)
+    found = run(engine(runner, [Guess(runner, bushy=True)], 5), PROMPTS, GREEDY)
+    assert tokens(found) == tokens(run(engine(runner), PROMPTS, GREEDY))
+    assert all("scores chains only" in request.metrics.dropped_drafters["guess"] for request in found)
+    chains = run(engine(runner, [Guess(runner)], 5), PROMPTS, GREEDY)
+    assert not any(request.metrics.dropped_drafters for request in chains), "the control: chains are scored"
+
+
 def test_the_equality_catches_a_verifier_that_keeps_a_wrong_guess() -> None:
     class Credulous:
         name = "credulous"

@@ -582,12 +582,24 @@ CASES |= {
         old=_PURE_MAMBA2 | {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True},
     ),
 }
+_WIDE_DELTA = {"head_dim": 128, "linear_value_head_dim": 32, "linear_key_head_dim": 32}
+_WIDE_MAMBA2 = {"num_attention_heads": 2, "num_key_value_heads": 1, "mamba_d_state": 16}
 WIDE: Mapping[str, Mapping[str, Any]] = {
     "starcoder2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "glm4": {"head_dim": 64},
     "cohere2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "gpt_oss": {"head_dim": 32},
     "qwen2_moe": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "lfm2": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "lfm2-bias": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "qwen3_next": _WIDE_DELTA,
+    "qwen3_5_text": _WIDE_DELTA,
+    "granitemoehybrid": _WIDE_MAMBA2,
+    "granitemoehybrid-moe": _WIDE_MAMBA2,
+    "falcon_h1": _WIDE_MAMBA2,
+    "falcon_h1-normed": _WIDE_MAMBA2,
+    "falcon_h1-gated": _WIDE_MAMBA2,
+    "bamba": _WIDE_MAMBA2 | {"num_attention_heads": 1},
 }
 """Sizes that compiled passes take."""
 

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paceline.errors import ConfigError
 from paceline.models.state import NativeCache
-from paceline.models.state.arena import Arena, BlockPool, adjacent, blocks_for
+from paceline.models.state.arena import Arena, adjacent, blocks_for
+from paceline.models.state.block_pool import BlockPool
 from paceline.models.state.window_slots import BLOCK
 
 

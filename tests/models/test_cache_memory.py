@@ -161,12 +161,12 @@ def test_windows_of_all_sequences_are_set_aside_and_the_rest_is_for_whole_texts(
     assert arena.windowed.most == 4 + 3 * (2 + 6)
     assert memory.capacity + 1 == 300 - worth * arena.windowed.most > 2 * 100
     assert arena.nbytes <= 100 * memory.block_bytes
-    assert memory.windows_fit([10_000] * 3)
-    assert memory.windows_fit([10_000, 10_000, *[1] * 8])
-    assert not memory.windows_fit([10_000] * 4)
+    assert memory.sequences_fit([10_000] * 3)
+    assert memory.sequences_fit([10_000, 10_000, *[1] * 8])
+    assert not memory.sequences_fit([10_000] * 4)
 
 
-def test_where_not_all_windows_fit_blocks_are_four_times_as_many() -> None:
+def test_where_not_all_sequences_fit_blocks_are_four_times_as_many() -> None:
     arena, memory, worth = windowed(100, 1000)
     assert arena.windowed is not None
     assert arena.windowed.most == 300 // (worth + 4)
@@ -177,4 +177,4 @@ def test_where_no_window_fits_a_block_costs_what_all_layers_need() -> None:
     arena, memory, _ = windowed(12, 4)
     assert arena.windowed is not None
     assert arena.windowed.most == memory.capacity + 1 == 12
-    assert memory.windows_fit([10_000] * 100)
+    assert memory.sequences_fit([10_000] * 100)

@@ -1,163 +1,121 @@
-"""What a sequence keeps is a list of parts: a recurrent state beside keys and values follows chains, forks and commits,
-and goes back to its checkpoints alone.
+"""What a sequence keeps is a list of parts: states of mixers beside keys and values follow trees, forks and commits,
+and what an encoder has read stays with its sequence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
-from tiny_llama import tokens
-from toy_parts import (
-    EncoderMemory,
-    EncoderRunner,
-    ForgetfulHash,
-    HybridReference,
-    HybridRunner,
-    ReplayedHash,
-    RunningHash,
-    recurrent_of,
-)
+from tiny_hybrid import KINDS, hybrid
+from tiny_llama import close, tokens
+from toy_parts import EncoderMemory, EncoderRunner
 
 from paceline.engine.prefix_cache import PrefixCache
-from paceline.errors import CapabilityError, ConfigError, PromptError
+from paceline.errors import ConfigError, PromptError
 from paceline.models import Inputs, PartAbilities, Rollback
+from paceline.models.runners import RecurrentRunner
 from paceline.models.state import NativeCache
 from paceline.models.state.parts import CompositeState
+from paceline.models.state.recurrent import RecurrentPart
 from paceline.tree import EMPTY_TREE, TokenTree
 
 PROMPT = tokens(21, seed=3)
-STEPS = 24
+TREE = TokenTree.build([5, 6, 7, 8, 9], [-1, -1, 0, 1, 3])
+by_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-@pytest.fixture(scope="module")
-def reference() -> HybridReference:
-    return HybridReference()
-
-
-@pytest.fixture(scope="module")
-def wanted(reference: HybridReference) -> list[int]:
-    return reference.greedy(PROMPT, STEPS)
-
-
-def prefilled(runner: HybridRunner, prompt: list[int] = PROMPT) -> CompositeState:
+def prefilled(runner: RecurrentRunner, prompt: Sequence[int] = PROMPT) -> CompositeState:
     state = runner.open(len(prompt))
     for start in range(0, len(prompt) - 1, 8):
         runner.extend([state], [prompt[start : min(start + 8, len(prompt) - 1)]])
     return state
 
 
-def decode(runner: HybridRunner, state: CompositeState, text: list[int], wanted: list[int], right: int) -> list[int]:
-    """Greedy tokens behind a text, drafting four at a time, the first `right` of which are those that are wanted."""
-    found: list[int] = []
-    while len(found) < len(wanted):
-        draft = wanted[len(found) : len(found) + 4]
-        draft = [token if i < right else (token + 1) % 64 for i, token in enumerate(draft)]
-        tree = TokenTree.chain(draft)
-        best = runner.score([state], [[*text, *found][-1]], [tree]).logits.argmax(-1).tolist()
-        agreed = next((i for i, (token, own) in enumerate(zip(draft, best, strict=False)) if token != own), len(draft))
-        runner.commit([state], [tuple(range(agreed))])
-        found += [*draft[:agreed], best[agreed]]
-    return found[: len(wanted)]
+def from_scratch(runner: RecurrentRunner, text: Sequence[int]) -> torch.Tensor:
+    """(v,) logits behind a text."""
+    return runner.extend([runner.open()], [list(text)]).logits[0]
 
 
-@pytest.mark.parametrize("right", [0, 2, 4])
-@pytest.mark.parametrize("kind", [RunningHash, ReplayedHash])
-def test_chains_give_the_tokens_of_a_text_computed_from_scratch(
-    kind: type[RunningHash], right: int, wanted: list[int]
-) -> None:
-    runner = HybridRunner(kind)
-    assert decode(runner, prefilled(runner), PROMPT, wanted, right) == wanted
+def along(runner: RecurrentRunner, text: Sequence[int]) -> torch.Tensor:
+    """(1 + n, v) logits behind a text and behind each node of TREE."""
+    paths = [TREE.tokens[list(TREE.path(node))].tolist() for node in range(len(TREE))]
+    return torch.stack([from_scratch(runner, [*text, *path]) for path in [[], *paths]])
 
 
-@pytest.mark.parametrize("right", [0, 2])
-def test_the_comparison_catches_a_part_that_does_not_go_back(right: int, wanted: list[int]) -> None:
-    runner = HybridRunner(ForgetfulHash)
-    assert decode(runner, prefilled(runner), PROMPT, wanted, right) != wanted
+@by_kind
+def test_a_growing_tree_is_scored_in_pieces(kind: str) -> None:
+    runner = hybrid(kind)
+    state, wanted = prefilled(runner), along(runner, PROMPT)
+    first = TokenTree.build(TREE.tokens[:2].tolist(), TREE.parents[:2].tolist())
+    rows = [runner.score([state], PROMPT[-1:], [first]).logits]
+    rows.append(runner.score([state], PROMPT[-1:], [TREE], computed=[3]).logits)
+    assert close(torch.cat(rows), wanted, 1e-3)
+    runner.commit([state], [(1, 3, 4)])
+    assert close(runner.score([state], [3], [EMPTY_TREE]).logits[0], from_scratch(runner, [*PROMPT, 6, 8, 9, 3]), 1e-3)
 
 
-def test_a_growing_chain_is_scored_in_pieces(reference: HybridReference) -> None:
-    runner = HybridRunner()
-    state, draft = prefilled(runner), [5, 6, 7]
-    runner.score([state], PROMPT[-1:], [TokenTree.chain(draft[:1])])
-    rows = runner.score([state], PROMPT[-1:], [TokenTree.chain(draft)], computed=[2]).logits
-    expected = torch.stack([reference.logits([*PROMPT, *draft[:count]]) for count in (2, 3)])
-    assert torch.allclose(rows, expected, atol=1e-4)
-
-
-def test_forks_go_their_own_ways(reference: HybridReference) -> None:
-    runner = HybridRunner()
+@by_kind
+def test_forks_go_their_own_ways(kind: str) -> None:
+    runner = hybrid(kind)
     first = prefilled(runner)
     others = [runner.fork(first) for _ in range(2)]
     for root, state in enumerate([first, *others]):
         text = [*PROMPT[:-1], root]
-        expected = reference.greedy(text, 8)
-        assert decode(runner, state, text, expected, 2) == expected
+        assert close(runner.score([state], [root], [TREE]).logits, along(runner, text), 1e-3)
+        path = ((0, 2), (1,), ())[root]
+        runner.commit([state], [path])
+        text += TREE.tokens[list(path)].tolist()
+        assert close(runner.score([state], [9], [EMPTY_TREE]).logits[0], from_scratch(runner, [*text, 9]), 1e-3)
     for state in (first, *others, first):
         runner.release(state)
     assert runner.memory.used == 0
 
 
-def test_it_goes_back_to_checkpoints_and_nowhere_else(reference: HybridReference) -> None:
-    runner = HybridRunner()
+def test_the_comparison_catches_a_state_of_rejected_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = hybrid()
+    commit = RecurrentPart.commit
+    monkeypatch.setattr(RecurrentPart, "commit", lambda self, path: commit(self, range(self.scored - 1)))
     state = prefilled(runner)
-    decode(runner, state, PROMPT, [1, 2, 3], 0)
-    length = state.length
-    with pytest.raises(ConfigError, match=r"can go back to 0, 8, 16, 20, \d+ tokens only, got 17"):
-        runner.truncate(state, 17)
-    assert state.length == recurrent_of(state).length == length, "a part went back where another could not"
-    with pytest.raises(ConfigError, match="length must lie in"):
-        runner.truncate(state, length + 1)
-    runner.truncate(state, length)
-    runner.truncate(state, 16)
-    assert state.length == recurrent_of(state).length == 16
-    row = runner.extend([state], [PROMPT[16:]]).logits[0]
-    assert torch.allclose(row, reference.logits(PROMPT), atol=1e-4)
+    runner.score([state], PROMPT[-1:], [TREE])
+    runner.commit([state], [()])
+    row = runner.score([state], [9], [EMPTY_TREE]).logits[0]
+    assert not close(row, from_scratch(runner, [*PROMPT, 9]), 0.1)
 
 
-def test_trees_that_branch_are_rejected() -> None:
-    runner = HybridRunner()
+def test_what_was_not_scored_cannot_be_committed() -> None:
+    runner = hybrid()
     state = prefilled(runner)
-    assert not runner.capabilities.trees
-    with pytest.raises(CapabilityError, match="recurrent state, which scores chains only"):
-        runner.score([state], PROMPT[-1:], [TokenTree.build([1, 2], [-1, -1])])
-    runner.score([state], PROMPT[-1:], [TokenTree.chain([1, 2, 3])])
-    with pytest.raises(ConfigError, match=r"path \[1\] does not lie in a chain"):
-        runner.commit([state], [(1,)])
+    (states,) = state.others
+    with pytest.raises(ConfigError, match=r"path \[\] does not lie in the 0 inputs last scored"):
+        states.commit([])
+    runner.score([state], PROMPT[-1:], [TREE])
+    with pytest.raises(ConfigError, match=r"path \[5\] does not lie in the 6 inputs last scored"):
+        runner.commit([state], [[5]])
 
 
 def test_a_state_can_what_all_of_its_parts_can() -> None:
-    anything, nothing = PartAbilities(), PartAbilities(rollback=Rollback.NONE, branches=False, shared=False)
+    anything, nothing = PartAbilities(), PartAbilities(rollback=Rollback.NONE, shared=False)
+    copies = PartAbilities(rollback=Rollback.CHECKPOINTS, shared=False)
     assert NativeCache.abilities == anything
-    assert PartAbilities.common([anything, RunningHash.abilities]) == RunningHash.abilities
-    assert PartAbilities.common([RunningHash.abilities, nothing, anything]) == nothing
-    runner = HybridRunner()
-    assert prefilled(runner).abilities == RunningHash.abilities
+    assert RecurrentPart.abilities == copies
+    assert PartAbilities.common([anything, copies]) == copies
+    assert PartAbilities.common([copies, nothing, anything]) == nothing
+    runner = hybrid()
+    assert prefilled(runner).abilities == copies
     assert not runner.capabilities.truncate
-    assert not runner.memory.can_share_prefixes
+    assert runner.capabilities.trees
+    assert runner.memory.can_share_prefixes, "copies of states are kept beside keys and values"
     assert runner.native.capabilities.truncate
-    assert runner.native.memory.can_share_prefixes
-
-
-def test_memory_counts_the_keys_and_shares_nothing() -> None:
-    runner = HybridRunner()
-    state = prefilled(runner)
-    memory, pieces = runner.memory, runner.memory.pieces(PROMPT)
-    assert len(pieces) == 1
-    assert (memory.need(state, 1), memory.need(state, 12), memory.need(state, 29)) == (0, 0, 2)
-    assert memory.blocks_present(state, 1) == 0
-    memory.retain(state, "a", pieces)
-    assert memory.known("a", pieces) == 0
-    runner.native.memory.retain(state.cache, "a", pieces)
-    assert memory.known("a", pieces) == 1, "the control: keys and values alone are shared"
 
 
 def test_inputs_are_rejected_where_a_model_takes_none() -> None:
-    runner = HybridRunner()
+    runner = hybrid()
     for open_one in (runner.open, runner.native.open):
-        with pytest.raises(PromptError, match=r"tiny takes tokens as inputs, got encoder_tokens \(2 ids\)"):
+        with pytest.raises(PromptError, match=r"tiny mamba2 takes tokens as inputs, got encoder_tokens \(2 ids\)"):
             open_one(5, Inputs(encoder_tokens=[1, 2]))
     runner.score([runner.open()], [1], [EMPTY_TREE])
 

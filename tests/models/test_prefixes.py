@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.models.state.arena import BlockPool, PrefixIndex, pieces_of
+from paceline.models.state.arena import PrefixIndex, pieces_of
+from paceline.models.state.block_pool import BlockPool
 from paceline.models.state.window_slots import BLOCK
 
 

@@ -254,7 +254,7 @@ def _drafter(
     if not drafter.name:
         raise DrafterError(f"{name!r} is not a drafter: it has no name; see paceline.drafters.base.Drafter")
     _check_taps(drafter, name, runner)
-    for model in drafter.runners():
+    for model in drafter.runners() if drafter.takes_back else ():
         if not model.capabilities.truncate:
             raise _unable(name, "truncate", model)
     return drafter

@@ -23,7 +23,16 @@ from paceline.checkpoints import Tokenizer, head_share, read_config, resolve, sa
 from paceline.config import QUANTIZATIONS, EngineConfig
 from paceline.drafters.vocab import counts_path
 from paceline.errors import ConfigError, DrafterError, OutOfMemoryError
-from paceline.models import Denoiser, ModelInfo, Runner, has_ability, load_denoiser, load_runner, resolve_device
+from paceline.models import (
+    Denoiser,
+    ModelInfo,
+    Runner,
+    has_ability,
+    load_denoiser,
+    load_runner,
+    memory_of,
+    resolve_device,
+)
 
 logger = logging.getLogger("paceline")
 
@@ -108,6 +117,8 @@ def level_seconds(runner: Runner) -> float:
     cache = runner.open()
     try:
         runner.extend([cache], [[1] * context])
+        if (memory := memory_of(runner)) is not None:
+            memory.keep_state(cache)  # to come back to
         times = []
         for _ in range(1 + REPEATS):  # the first one warms up
             start = perf_counter()

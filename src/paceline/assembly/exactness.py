@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.controllers.auto import CostKey, CostStore
 from paceline.models import Runner
 from paceline.models.passes import NOT_STRICT_IN_TRANSFORMERS, StrictPasses, strict_unavailable, why_not_strict
-from paceline.models.runners import NativeRunner, native_of, what_varies
+from paceline.models.runners import NativeRunner, RecurrentRunner, native_of, what_varies
 from paceline.utils import user_cache
 
 logger = logging.getLogger("paceline")
@@ -65,15 +65,16 @@ def _reason(runner: Runner) -> str | None:
         if isinstance(native.passes, StrictPasses):
             return "PyTorch's matrix products on this CPU add in an order that depends on the number of rows"
         return "PyTorch's operators in their fastest form; exactness='strict' takes another one"
-    varying = _kept(passes_key(native), lambda: _tested(native))
+    tested = runner if isinstance(runner, RecurrentRunner) else native
+    varying = _kept(passes_key(native), lambda: _tested(tested))
     return None if varying is None else f"the self-test found other bits in {varying}"
 
 
-def _tested(runner: NativeRunner) -> str | None:
+def _tested(runner: NativeRunner | RecurrentRunner) -> str | None:
     """The self-test's finding. Compiled passes take about a second; PyTorch's operators take longer, which is logged
     before.
     """
-    if isinstance(runner.passes, StrictPasses):
+    if runner.info.passes == StrictPasses.name:
         logger.warning(
             "%s: testing for exactness='strict' whether the bits of a row depend on the rows beside it; this takes "
             "some seconds, once for this model, dtype and machine where the result can be stored on disk",

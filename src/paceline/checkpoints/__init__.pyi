@@ -33,6 +33,9 @@ from .hub import resolve_encoder as resolve_encoder
 from .lora import AdaptedCheckpoint as AdaptedCheckpoint
 from .lora import is_adapter as is_adapter
 from .lora import write_adapter as write_adapter
+from .marian_checkpoint import MarianCheckpoint as MarianCheckpoint
+from .marian_file import marian_path as marian_path
+from .marian_file import read_marian as read_marian
 from .model_family import Rename as Rename
 from .packed_files import PackedFile as PackedFile
 from .packed_files import file_keys as file_keys
@@ -51,6 +54,7 @@ from .quantization import form_of as form_of
 from .quantization import is_mixed as is_mixed
 from .quantization import is_quantized as is_quantized
 from .quantization import quantize as quantize
+from .quantization import quantize_rows as quantize_rows
 from .quantization import quantized as quantized
 from .quantization import quantized_sizes as quantized_sizes
 from .quantization import unpacked as unpacked

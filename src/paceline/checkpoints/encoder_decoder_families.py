@@ -21,6 +21,7 @@ from paceline.models import (
     ModelSpec,
     PositionSpec,
     RelativeBiasSpec,
+    SimpleUnitSpec,
 )
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -33,6 +34,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu",
 }
 LAYER_NORM_EPS: Final = 1e-5
+MARIAN_NORM_EPS: Final = 1e-6
 UNBOUNDED: Final = 8192
 """Longest source and text of models whose positions are distances, which no configuration limits."""
 
@@ -168,6 +170,19 @@ def _fairseq(keys: ConfigKeys, family: EncoderDecoderFamily) -> ModelSpec:
         head_bias=family.head_bias,
         encoder=EncoderSpec(model=encoder, shared_embedding=shared),
     )
+
+
+def _marian_file(keys: ConfigKeys, family: EncoderDecoderFamily) -> ModelSpec:
+    """As the encoder-decoder models after BART, but for what texts begin with, and decoders that do not attend to
+    themselves.
+    """
+    spec = _fairseq(keys, family)
+    assert spec.encoder is not None
+    encoder = replace(spec.encoder, model=replace(spec.encoder.model, norm_eps=MARIAN_NORM_EPS))
+    if keys.flag("recurrent_decoder"):
+        layer = LayerSpec(rope=None, attention=False, mixer=SimpleUnitSpec(width=spec.hidden_size))
+        spec = replace(spec, layers=(layer,) * spec.num_layers)
+    return replace(spec, norm_eps=MARIAN_NORM_EPS, empty_start=True, encoder=encoder)
 
 
 def _whisper(keys: ConfigKeys, family: EncoderDecoderFamily) -> ModelSpec:
@@ -341,6 +356,7 @@ _MOONSHINE = {
     "partial_rotary_factor": 0.9,
     "rope_theta": 10000.0,
 }
+_MARIAN_FILE = {"max_position_embeddings": UNBOUNDED, "activation_function": "relu", "scale_embedding": True}
 _M2M = {"vocab_size": 128112, "activation_function": "relu", "scale_embedding": True}
 
 ENCODER_DECODER_FAMILIES: Mapping[str, EncoderDecoderFamily] = {
@@ -366,6 +382,14 @@ ENCODER_DECODER_FAMILIES: Mapping[str, EncoderDecoderFamily] = {
         positions="sinusoidal",
         final_norm=False,
     ),
+    "marian_file": EncoderDecoderFamily(
+        names=(),
+        defaults={**_FAIRSEQ, **_MARIAN_FILE},
+        spec=_marian_file,
+        placement="residual",
+        positions="fairseq",
+        final_norm=False,
+    ),
     "m2m_100": EncoderDecoderFamily(
         names=_FAIRSEQ_NAMES,
         defaults={**_FAIRSEQ, **_M2M},
@@ -377,7 +401,9 @@ ENCODER_DECODER_FAMILIES: Mapping[str, EncoderDecoderFamily] = {
     "whisper": EncoderDecoderFamily(names=_FAIRSEQ_NAMES, defaults={**_FAIRSEQ, **_WHISPER}, spec=_whisper),
     "moonshine": EncoderDecoderFamily(names=_MOONSHINE_NAMES, defaults=_MOONSHINE, spec=_moonshine),
 }
-"""NLLB's dense models are of the family m2m_100."""
+"""NLLB's dense models are of the family m2m_100; marian_file is a model in Marian's own file
+(checkpoints.marian_checkpoint).
+"""
 
 
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:

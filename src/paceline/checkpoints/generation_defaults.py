@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from paceline.checkpoints.encoder_decoder_families import is_encoder_decoder, writes_times
 from paceline.checkpoints.gguf_file import is_gguf, read_gguf
 from paceline.checkpoints.gguf_tokenizer import gguf_end_ids
+from paceline.checkpoints.marian_checkpoint import marian_config
+from paceline.checkpoints.marian_file import marian_path
 from paceline.checkpoints.tokenizer import read_json
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError
@@ -95,7 +97,8 @@ class GenerationDefaults:
             return cls(_with_words(gguf_end_ids(path), tokenizer, path, path), _gguf_sampling(path))
         file = path / "generation_config.json"
         generation = read_json(file)
-        config = read_json(path / "config.json")
+        marian = marian_path(path)
+        config = read_json(path / "config.json") if marian is None else marian_config(marian)
         declared = generation.get("eos_token_id") if file.is_file() else _of_config(config)
         _ids(config.get("eos_token_id"), path, least=-1)  # where it does not count, -1 for none is no damage
         ids, size = _ids(declared, path), config.get("vocab_size")

@@ -17,6 +17,8 @@ from paceline.checkpoints.checkpoint import INDEX, SINGLE
 from paceline.checkpoints.encoder_decoder_families import ENCODER_DECODER_FAMILIES
 from paceline.checkpoints.gguf_checkpoint import gguf_config
 from paceline.checkpoints.gguf_file import SPLIT, is_gguf, split_names
+from paceline.checkpoints.marian_checkpoint import marian_config
+from paceline.checkpoints.marian_file import marian_path
 from paceline.checkpoints.tokenizer import read_json
 from paceline.checkpoints.unfinished import refuse_unfinished
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
@@ -224,7 +226,8 @@ def _explain(error: Exception, name: str, revision: str | None) -> CheckpointErr
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a checkpoint folder, after rejecting what cannot be loaded from this folder.
+    """The `config.json` of a checkpoint folder, or what a GGUF file or one of Marian's says instead, after rejecting
+    what cannot be loaded from this folder.
 
     Raises:
         CheckpointError: no config.json, or not readable.
@@ -233,6 +236,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     if is_gguf(folder):
         return gguf_config(folder)
+    if (marian := marian_path(folder)) is not None:
+        return marian_config(marian)
     _refuse_formats(folder)
     config = read_json(folder / "config.json")
     if not config:

@@ -37,7 +37,16 @@ from operator import itemgetter
 import torch
 
 from paceline.checkpoints.canonical_tensors import Arrange, CanonicalTensor, Shape, StoredTensor, fused, same, with_bias
-from paceline.models import DeltaSpec, KimiDeltaSpec, LightNetSpec, Mamba2Spec, MambaSpec, MixerSpec, ShortConvSpec
+from paceline.models import (
+    DeltaSpec,
+    KimiDeltaSpec,
+    LightNetSpec,
+    Mamba2Spec,
+    MambaSpec,
+    MixerSpec,
+    ShortConvSpec,
+    SimpleUnitSpec,
+)
 
 
 def mixer_tensors(mixer: MixerSpec, hidden: int, layer: str) -> Iterator[CanonicalTensor]:
@@ -53,6 +62,8 @@ def mixer_tensors(mixer: MixerSpec, hidden: int, layer: str) -> Iterator[Canonic
         yield from _light_net(mixer, hidden, at)
     elif isinstance(mixer, MambaSpec):
         yield from _mamba(mixer, hidden, at)
+    elif isinstance(mixer, SimpleUnitSpec):
+        yield from _simple_unit(mixer, hidden, at)
     else:
         yield from _mamba2(mixer, hidden, at)
 
@@ -61,6 +72,14 @@ def _short_conv(mixer: ShortConvSpec, hidden: int, at: str) -> Iterator[Canonica
     yield from with_bias(f"{at}in", (3 * mixer.channels, hidden), f"{at}in_proj", bias=mixer.bias)
     yield from _convolution(mixer.taps, mixer.channels, at, "conv", bias=mixer.bias)
     yield from with_bias(f"{at}out", (hidden, mixer.channels), f"{at}out_proj", bias=mixer.bias)
+
+
+def _simple_unit(mixer: SimpleUnitSpec, hidden: int, at: str) -> Iterator[CanonicalTensor]:
+    """Inputs, which have no bias, and gates."""
+    width = mixer.width
+    yield fused(f"{at}in.weight", [(f"{at}{name}_proj.weight", width) for name in ("in", "gate")], (hidden,), "")
+    gates = StoredTensor((f"{at}gate_proj.bias",), (width,), width)
+    yield CanonicalTensor(f"{at}in.bias", (2 * width,), ((gates,),))
 
 
 def _delta(mixer: DeltaSpec, hidden: int, at: str) -> Iterator[CanonicalTensor]:

@@ -17,8 +17,10 @@ from typing import Any
 from paceline.checkpoints.chat_template import ChatTemplate, Rendered
 from paceline.checkpoints.gguf_file import is_gguf
 from paceline.checkpoints.gguf_tokenizer import gguf_tokenizer
+from paceline.checkpoints.marian_file import MARIAN_TOKENS, marian_path
 from paceline.checkpoints.special_tokens import SpecialTokens
 from paceline.checkpoints.tokenizer_backends import FastBackend, SlowBackend, TokenizerBackend
+from paceline.checkpoints.tracked_text import BLANK
 from paceline.errors import CheckpointError, ConfigError, PacelineError, PromptError
 from paceline.utils import keys_once, need, shortened
 
@@ -76,6 +78,8 @@ class Tokenizer:
             return cls(FastBackend(inner), name=str(path), named=named, template=template)
         if not path.is_dir():
             raise CheckpointError(f"no tokenizer: {str(path)!r} is not a folder; give a checkpoint folder")
+        if marian_path(path) is not None:
+            return _of_marian(path)
         if (path / "tokenizer.json").is_file():
             return _from_json(path)
         if not any((path / name).is_file() for name in (*TOKENIZER_FILES, "tokenizer_config.json")):
@@ -106,6 +110,16 @@ class Tokenizer:
         whole, inside = self.encode("a"), self.encode("a", add_special_tokens=False)
         start = whole.index(inside[0])
         return [*whole[:start], *ids, *whole[start + len(inside) :]]
+
+    def encode_plain(self, text: str, *, most: int | None = None) -> list[int]:
+        """Token ids of a text by itself, in which what spells like special tokens is text.
+
+        Args:
+            most: as in `encode`.
+        Raises:
+            PromptError: as `encode`.
+        """
+        return self.encode_rendered(Rendered(text, BLANK * len(text), exact=True), most=most)
 
     def encode_rendered(self, rendered: Rendered, *, most: int | None = None) -> list[int]:
         """Token ids of a conversation, whose special tokens are those that the chat template wrote.
@@ -293,14 +307,71 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _from_json(folder: Path) -> Tokenizer:
+def _read_inner(path: Path) -> Any:
     from tokenizers import Tokenizer as Inner
 
-    path = folder / "tokenizer.json"
     try:
-        inner = Inner.from_file(str(path))
+        return Inner.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(f"{path} is not a tokenizer ({error}); download the checkpoint again") from error
+
+
+def _of_marian(folder: Path) -> Tokenizer:
+    """The tokenizer beside one of Marian's files, which says nothing of special tokens; a source ends with one."""
+    from tokenizers.processors import TemplateProcessing
+
+    path, end = folder / "tokenizer.json", MARIAN_TOKENS["eos_token"]
+    if path.is_file():
+        inner = _read_inner(path)
+    else:
+        path = _only_spm(folder)
+        inner = _of_sentencepiece(path)
+    if (index := inner.token_to_id(end)) is None:
+        raise CheckpointError(f"{path} has no token {end}, with which sources end; replace it")
+    _add_special_tokens(inner, MARIAN_TOKENS)
+    inner.post_processor = TemplateProcessing(single=f"$A {end}", special_tokens=[(end, index)])
+    return Tokenizer(FastBackend(inner), name=str(folder), named=MARIAN_TOKENS)
+
+
+def _only_spm(folder: Path) -> Path:
+    """The SentencePiece model of a folder."""
+    found = sorted(folder.glob("*.spm"))
+    if len(found) != 1:
+        holds = ", ".join(path.name for path in found) or "neither"
+        raise CheckpointError(
+            f"{folder} must hold tokenizer.json or one SentencePiece model (.spm), with the vocabulary of both "
+            f"languages, and holds {holds}; add one"
+        )
+    _need_sentencepiece(found[0])
+    return found[0]
+
+
+def _of_sentencepiece(path: Path) -> Any:
+    """A `tokenizers.Tokenizer` that reads and writes as a SentencePiece model of the kind unigram."""
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from sentencepiece import sentencepiece_model_pb2
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer as Inner
+
+    parts: Any = sentencepiece_model_pb2
+    model = parts.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except DecodeError as error:
+        raise CheckpointError(f"{path} is no SentencePiece model ({error}); download it again") from error
+    trained, rules = model.trainer_spec, model.normalizer_spec
+    if trained.model_type != trained.UNIGRAM:
+        raise CheckpointError(f"{path} is a SentencePiece model of another kind than unigram; add its tokenizer.json")
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    inner = Inner(models.Unigram(pieces, trained.unk_id, trained.byte_fallback))
+    mapped = [normalizers.Precompiled(rules.precompiled_charsmap)] if rules.precompiled_charsmap else []
+    inner.normalizer = normalizers.Sequence([*mapped, normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")])
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return inner
+
+
+def _from_json(folder: Path) -> Tokenizer:
+    inner = _read_inner(folder / "tokenizer.json")
     config = read_json(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= read_json(folder / "special_tokens_map.json")
@@ -373,9 +444,14 @@ def _check_sentencepiece(folder: Path) -> None:
         return
     with file.open("rb") as stream:
         begins = stream.read(1)  # the length of its first piece follows; tiktoken's files, of that name too, are text
-    if begins == b"\n" and (absent := [name for name in ("sentencepiece", "google.protobuf") if not _installed(name)]):
+    if begins == b"\n":
+        _need_sentencepiece(file)
+
+
+def _need_sentencepiece(file: Path) -> None:
+    if absent := [name for name in ("sentencepiece", "google.protobuf") if not _installed(name)]:
         raise CheckpointError(
-            f"the tokenizer in {str(folder)!r} is a SentencePiece model ({file.name}), which needs "
+            f"the tokenizer in {str(file.parent)!r} is a SentencePiece model ({file.name}), which needs "
             f"{' and '.join(absent)}; pip install '.[sentencepiece]', or add its tokenizer.json"
         )
 

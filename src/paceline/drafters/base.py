@@ -245,6 +245,8 @@ class Drafter(ABC):
         works_ahead: `ahead` is called.
         reads_prediction: it drafts from what a request says that it expects (`Context.prediction`).
         rewinds: `rewind` may be called, so that other drafters can be built on it.
+        takes_back: its models must be able to forget any of the tokens that they have read; without it, they only read
+            what the text confirms.
         tree_policy: name of the policy by which it grows trees; "chain" where there is none.
         tables: what it learns from text, to be saved on request.
         note: what people should know of how it was set up, which `doctor` and `explain` show.
@@ -262,6 +264,7 @@ class Drafter(ABC):
     works_ahead: bool = False
     reads_prediction: bool = False
     rewinds: bool = False
+    takes_back: bool = True
     tree_policy: str = "chain"
     tables: SavedTables | None = None
 

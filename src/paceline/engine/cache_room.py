@@ -67,19 +67,21 @@ class Room:
         # a sequence may take what is kept of its beginning, then move to a run of twice its size
         lengths = self._lengths(active)
         whole = sum(3 * memory.blocks_for(length + memory.widest) for length in lengths)
-        if memory.windows_fit(3 * length for length in lengths) and (whole <= memory.spare() or whole <= memory.left()):
+        if memory.sequences_fit(3 * length for length in lengths) and (
+            whole <= memory.spare() or whole <= memory.left()
+        ):
             memory.allocate_single_blocks(False)
             self._seen = memory.changes
             return True
         memory.allocate_single_blocks(True)
-        windows_fit = memory.windows_fit(lengths)
-        if windows_fit and self._demand(active) <= memory.left():
+        sequences_fit = memory.sequences_fit(lengths)
+        if sequences_fit and self._demand(active) <= memory.left():
             return True
         for sequence in active:
             for cache, rows in self._rows_to_come(sequence):
                 if cache is not None:
                     memory.trim(cache, rows)
-        self._short = not windows_fit or self._demand(active) > memory.left()
+        self._short = not sequences_fit or self._demand(active) > memory.left()
         return not self._short
 
     def fit(
@@ -119,7 +121,7 @@ class Room:
         need = sum(self._memory.blocks_for(length + self._memory.widest) for length in lengths)
         need += self._memory.blocks_to_come(request.inputs) - self._shared(request, active)
         lengths += self._lengths(active)
-        return self._demand(active) + len(active) + need + 1 <= self._memory.left() and self._memory.windows_fit(
+        return self._demand(active) + len(active) + need + 1 <= self._memory.left() and self._memory.sequences_fit(
             lengths
         )
 

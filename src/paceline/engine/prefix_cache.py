@@ -4,8 +4,13 @@ At least the last token of a text is always computed, since it is the root of th
 something of every position of their prompt (prompt logprobs) take nothing over, and where drafters want the hidden
 states of a prompt's last tokens, these are computed; what they leave can be taken over. Tenants share nothing, nor do
 the same tokens with other inputs. Where a sequence keeps more than keys and values, all of it must be shareable. Layers
-with a sliding window may have given back what is behind it: then less is taken over, or nothing. Source: automatic
-prefix caching of vLLM (PagedAttention, arXiv:2309.06180).
+with a sliding window may have given back what is behind it: then less is taken over, or nothing.
+
+Mixers keep a state of fixed size, which is known behind the last token alone. A text can begin only where a copy of it
+was kept: behind every so many blocks of a prompt, behind its last block, where it parts from the texts that were known
+when it began, and, at the end of an output, behind the last block that was filled. So chunks of prompts end there.
+
+Sources: automatic prefix caching of vLLM (PagedAttention, arXiv:2309.06180); Marconi (arXiv:2411.19379).
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ class PrefixCache:
         for other in live if keys else ():
             common = self._common(request, keys, other)
             reached = min(common, other.cache.length // self._memory.block_size)
-            if reached < common and common > known and other in ahead:
+            if reached < (planned := self._planned(other, common)) and planned > known and other in ahead:
                 return False
             if reached > best and (present := self._memory.blocks_present(other.cache, reached)) > best:
                 best, source = present, other
@@ -56,7 +61,35 @@ class PrefixCache:
             else:
                 self._memory.share(source.cache, best, sequence.cache)
         request.note_cached(sequence.cache.length)
+        if self._memory.state_interval:
+            sequence.state_borders = self._borders(sequence, keys, live)
+            self._memory.follow_borders(sequence.cache)
         return True
+
+    def _borders(
+        self, sequence: DecodingSequence, keys: Sequence[bytes], live: Sequence[DecodingSequence]
+    ) -> tuple[int, ...]:
+        """Behind which tokens of a text that begins now the states of its mixers are kept, those included that it has
+        taken over.
+        """
+        request, memory = sequence.request, self._memory
+        end, step = len(sequence.context.tokens) - 1, memory.block_size * memory.state_interval
+        last = max(end - (self._tap_window or 0), 0) // memory.block_size
+        parting = max(self._common(request, keys, other) for other in live) if live else 0
+        parting = max(parting, memory.matching(request.prefix_key, keys))
+        borders = {memory.block_size * blocks for blocks in (last, parting)}.union(range(step, end + 1, step))
+        begun = sequence.cache.length
+        return tuple(sorted({begun, *(border for border in borders if border > begun)} - {0}))
+
+    def chunk_end(self, sequence: DecodingSequence, start: int, stop: int) -> int:
+        """Where a chunk that begins at token `start` of a text and may reach to `stop` must end."""
+        return next((border for border in sequence.state_borders if start < border < stop), stop)
+
+    def keep_states(self, sequences: Sequence[DecodingSequence]) -> None:
+        """Chunks of these texts were read: keep the states of their mixers, of those that stand at a border."""
+        for sequence in sequences:
+            if sequence.cache.length in sequence.state_borders:
+                self._memory.keep_state(sequence.cache)
 
     def expected(self, request: Request, live: Sequence[DecodingSequence]) -> int:
         """How many blocks of its prompt a request that begins now will share with these sequences."""
@@ -66,7 +99,14 @@ class PrefixCache:
     def _to_share(self, request: Request, keys: Sequence[bytes], other: DecodingSequence) -> int:
         common = self._common(request, keys, other)
         behind = common * self._memory.block_size <= other.cache.length
-        return self._memory.blocks_present(other.cache, common) if behind else common
+        return self._memory.blocks_present(other.cache, common) if behind else self._planned(other, common)
+
+    def _planned(self, other: DecodingSequence, common: int) -> int:
+        """With how many of its first `common` blocks another will be able to begin, when a sequence has read them."""
+        if not self._memory.state_interval:
+            return common
+        size = self._memory.block_size
+        return max((border // size for border in other.state_borders if border <= common * size), default=0)
 
     def _wanted(self, sequence: DecodingSequence) -> list[bytes]:
         """The full blocks that may be taken over: those of the text without its last token."""

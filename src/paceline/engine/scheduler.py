@@ -233,6 +233,8 @@ class Scheduler:
                 [s.cache for s in batch], prompt_chunks, taps=self._taps(batch, prompt_chunks), all_logits=wants_all
             )
             self._collect_prefill_results(batch, prompt_chunks, scores, wants_all)
+            if self.prefixes is not None:
+                self.prefixes.keep_states(batch)
         for filled in [filling for filling in self.filling if self._is_filled(filling.first)]:
             self._start(filled.first, filled.others)
             self.running += filled.sequences
@@ -397,7 +399,8 @@ class Scheduler:
             if self._unread(sequence) or (not sequence.cache.length and not self._begin(sequence, index)):
                 continue
             done, text = sequence.cache.length, sequence.context.tokens
-            tokens = text[done : min(len(text) - 1, done + left)]
+            stop = min(len(text) - 1, done + left)
+            tokens = text[done : stop if self.prefixes is None else self.prefixes.chunk_end(sequence, done, stop)]
             if tokens:
                 batch.append(sequence)
                 chunks.append(tokens)

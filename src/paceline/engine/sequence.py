@@ -39,6 +39,8 @@ class DecodingSequence:
         begun: drafters have begun; the cache may have been given up since, to be filled again from prompt and output.
         failing: it ends with an error in the next step.
         plain: its logits are those of the model, and its tokens the likeliest: no rules, no steering, no randomness.
+        state_borders: numbers of tokens behind which the states of the model's mixers are kept while the text is read;
+            none where there are no mixers.
         companion: what it is steered by, with a cache of its own; None where it is not.
     """
 
@@ -75,6 +77,7 @@ class DecodingSequence:
         self.texts: list[list[int]] = []
         self.known_length = 0
         self.prompt_taps: list[dict[int, torch.Tensor]] = []
+        self.state_borders: tuple[int, ...] = ()
         self.begun = self.failing = False
         self.companion = None if request.companion is None else request.companion.fresh()
         self.plain = request.params.greedy and rules.trivial and self.companion is None

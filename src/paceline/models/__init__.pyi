@@ -44,7 +44,7 @@ from .mixer_spec import Mamba2Spec as Mamba2Spec
 from .mixer_spec import MambaSpec as MambaSpec
 from .mixer_spec import MixerSpec as MixerSpec
 from .mixer_spec import ShortConvSpec as ShortConvSpec
-from .mixer_spec import StateShape as StateShape
+from .mixer_spec import SimpleUnitSpec as SimpleUnitSpec
 from .runners.remapped_tokens import MappedRunner as MappedRunner
 from .spec import ConvolutionSpec as ConvolutionSpec
 from .spec import DenoiserSpec as DenoiserSpec

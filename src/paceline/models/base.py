@@ -48,8 +48,7 @@ class Capabilities:
 
     def within(self, parts: PartAbilities) -> Capabilities:
         """Those that are left where a sequence's state can do so much."""
-        trees, truncate = self.trees and parts.branches, self.truncate and parts.rollback == Rollback.ANY
-        return replace(self, trees=trees, truncate=truncate)
+        return replace(self, truncate=self.truncate and parts.rollback == Rollback.ANY)
 
 
 class Rollback(IntEnum):
@@ -67,13 +66,11 @@ class PartAbilities:
 
     Attributes:
         rollback: how `truncate` can be used. Whatever it says, `commit` takes back drafts that were not accepted.
-        branches: it can follow a tree that branches; else chains only.
         shared: a part that was just opened stands beside keys and values of a beginning that another sequence has, or
             that an ended one has left.
     """
 
     rollback: Rollback = Rollback.ANY
-    branches: bool = True
     shared: bool = True
 
     @classmethod
@@ -81,7 +78,6 @@ class PartAbilities:
         """What all of these can do."""
         return cls(
             rollback=min(part.rollback for part in parts),
-            branches=all(part.branches for part in parts),
             shared=all(part.shared for part in parts),
         )
 

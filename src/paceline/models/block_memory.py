@@ -84,8 +84,30 @@ class CacheMemory(Protocol):
     def blocks_present(self, cache: SequenceCache, blocks: int) -> int:
         """With how many of the first blocks of a sequence another one can begin."""
 
-    def windows_fit(self, lengths: Iterable[int]) -> bool:
-        """Whether layers with a sliding window have room for sequences of so many tokens side by side."""
+    def sequences_fit(self, lengths: Iterable[int]) -> bool:
+        """Whether there is room for sequences of so many tokens side by side beside their blocks: for what layers with
+        a sliding window keep, and mixers.
+        """
+
+    @property
+    def state_bytes(self) -> int:
+        """What a sequence of any length holds beside its blocks: the states of its mixers."""
+
+    @property
+    def state_interval(self) -> int:
+        """Blocks of a prompt behind which states of mixers are to be kept, since texts can begin only there; 0 where
+        there are no mixers.
+        """
+
+    def follow_borders(self, cache: SequenceCache) -> None:
+        """While it decodes, a sequence with mixers is to remember their states behind its last whole block, for
+        `retain`.
+        """
+
+    def keep_state(self, cache: SequenceCache) -> None:
+        """Keep a copy of what a sequence's mixers know now, as far as there is room for it; it counts as kept
+        prefixes do.
+        """
 
     def need(self, cache: SequenceCache, slots: int) -> int:
         """Blocks that a sequence must take for `slots` more tokens."""
@@ -105,6 +127,9 @@ class CacheMemory(Protocol):
         Args:
             key: of those who share: only what was kept under the same one is found.
         """
+
+    def matching(self, key: str, pieces: Sequence[bytes]) -> int:
+        """How many blocks of a text's beginning are kept, whether or not a sequence can begin with them."""
 
     def adopt(self, key: str, pieces: Sequence[bytes], fresh: SequenceCache) -> None:
         """Let a sequence begin with the kept blocks of this text, and forget behind windows as above.
@@ -138,9 +163,11 @@ def memory_of(runner: Runner) -> CacheMemory | None:
 
 
 def cache_bytes(runner: Runner, tokens: int) -> int | None:
-    """What a sequence of so many tokens holds, in whole blocks; None for a runner whose caches are not counted."""
+    """What a sequence of so many tokens holds, in whole blocks and states; None for a runner whose caches are not
+    counted.
+    """
     memory = memory_of(runner)
-    return None if memory is None else memory.block_bytes * memory.blocks_for(tokens)
+    return None if memory is None else memory.block_bytes * memory.blocks_for(tokens) + memory.state_bytes
 
 
 def slot_bytes(runner: Runner) -> int | None:

@@ -22,6 +22,7 @@ from paceline.checkpoints import (
     Form,
     Forms,
     GgufCheckpoint,
+    MarianCheckpoint,
     PackedFile,
     Replacement,
     block_rows,
@@ -31,6 +32,7 @@ from paceline.checkpoints import (
     is_gguf,
     layout,
     load_weights,
+    marian_path,
     quantized,
     read_config,
     resolve,
@@ -287,7 +289,7 @@ def _refuse_with_encoder(wanted: _LoadRequest) -> None:
 
 
 def _planned(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _LoadRequest) -> _Plan:
-    checkpoint: Checkpoint = GgufCheckpoint(folder) if is_gguf(folder) else Checkpoint(folder)
+    checkpoint = _opened(folder)
     if declared_dtype(config) is None:
         spec = replace(spec, dtype=str(checkpoint.dtype()).removeprefix("torch."))
     dtype = resolve_dtype(wanted.dtype, spec.dtype, wanted.device)
@@ -305,6 +307,13 @@ def _planned(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _
     if wide is not spec and not all(fits(wide, dtype, wanted.device, quantization=kind) for kind in _kinds(form)):
         wide = spec
     return _Plan(checkpoint, spec, wide, dtype, tokens, rows, blocks, form)
+
+
+def _opened(folder: Path) -> Checkpoint:
+    if is_gguf(folder):
+        return GgufCheckpoint(folder)
+    marian = marian_path(folder)
+    return Checkpoint(folder) if marian is None else MarianCheckpoint(marian)
 
 
 def _started(plan: _Plan, weights: Weights, packed: PackedWeights, wanted: _LoadRequest, context: int) -> Runner:

@@ -208,6 +208,7 @@ class ModelSpec:
             (gpt-oss).
         positions, relative_bias: positions that are added to the embeddings, or weighed in attention; beside or instead
             of rotary ones.
+        empty_start: the embedding at position 0 is zeros, whatever token stands there (Marian, which feeds none).
         embed_norm: embeddings are normed, positions included. final_norm: so are the states behind the last layer.
         head_bias: logits have a bias.
         encoder: of an encoder-decoder model, each layer of which also attends to what its encoder made of the source.
@@ -259,6 +260,7 @@ class ModelSpec:
     stored_rows: int | None = None
     positions: PositionSpec | None = None
     relative_bias: RelativeBiasSpec | None = None
+    empty_start: bool = False
     embed_norm: bool = False
     final_norm: bool = True
     head_bias: bool = False

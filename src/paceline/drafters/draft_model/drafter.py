@@ -3,6 +3,9 @@
 The draft's cache keeps what the text confirms of its own drafts; whatever else was committed (the target's own tokens,
 other drafters' ones, steps without drafts) is fed together with the next first level, a long gap in chunks.
 
+A model that cannot forget tokens that it has read, since it keeps a state of them, drafts chains as it drafts trees:
+they are scored as they grow, and only what the text confirms is read.
+
 Source: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318); trees as in `growth.policies`.
 """
 
@@ -49,6 +52,7 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
 
     name = "draft_model"
     rewinds = True
+    takes_back = False
     policy: TreePolicy
     kind: type[DraftState] = DraftState
     """What is known of one sequence."""
@@ -111,8 +115,10 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
     def _use(self, runner: Runner, name: str) -> None:
         """Draft with this model."""
         self.runner = runner
-        self._chains = self.policy.name == "chain"
-        if not self._chains and not runner.capabilities.trees:
+        chains = self.policy.name == "chain"
+        self._chains = chains and runner.capabilities.truncate
+        self.rewinds = self.rewinds and runner.capabilities.truncate
+        if not chains and not runner.capabilities.trees:
             raise CapabilityError(
                 f"tree_policy {self.policy.name!r} needs a draft model that scores trees, {name} cannot; leave it out "
                 f"and use "

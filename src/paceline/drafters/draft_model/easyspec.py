@@ -73,6 +73,7 @@ class EasySpecDrafter(DraftModelDrafter):
     """
 
     name = "easyspec"
+    takes_back = True
     kind = GroupedState
 
     def __init__(

@@ -38,6 +38,7 @@ class TliDrafter(DraftModelDrafter):
 
     name = "tli"
     rewinds = False  # texts are followed forwards only
+    takes_back = True  # a text may be read in other tokens once it goes on
 
     def __init__(
         self,

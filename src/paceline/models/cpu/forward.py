@@ -36,9 +36,12 @@ from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import BYTES, DOT, STRIP
 from paceline.models.cpu.vectors import (
     LANES,
+    add,
     broadcast,
     call_int,
-    call_latent,
+    call_part,
+    div,
+    exponential,
     fma,
     larger,
     largest,
@@ -218,32 +221,63 @@ def final_tap(frame: int, me: int, team: int) -> None:
 
 
 @part_of_compiled
+def gate_attended(frame: int, me: int, team: int) -> None:
+    """What attention has made of each row times the sigmoid of its gates, the rows divided among threads."""
+    half, size, ones = read(frame + at.KIND) == DOT, read(frame + at.ATTENDED_SIZE), broadcast(np.float32(1.0))
+    rows = read(frame + at.ROWS)
+    for row in range(rows * me // team, rows * (me + 1) // team):
+        gates = read(frame + at.PROJECTED) + row * read(frame + at.PROJECTED_PITCH) + read(frame + at.ATTENTION_GATE)
+        out = read(frame + at.ATTENDED) + row * read(frame + at.ATTENDED_PITCH)
+        for i in range(0, size, LANES):
+            left = add(ones, exponential(mul(load(gates + 4 * i), broadcast(np.float32(-1.0)))))
+            if half:
+                store_half(out + 2 * i, div(load_half(out + 2 * i), left))
+            else:
+                store(out + 4 * i, div(load(out + 4 * i), left))
+    wait_for_all(frame, team)
+
+
+@part_of_compiled
+def attention(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
+    """The attention of one layer over all rows, to its end."""
+    latent = read(frame + at.LATENT)
+    qkv(frame, layer, me, team)
+    wait_for_all(frame, team)
+    if read(layer + at.QUERIES_TAP) != 0:
+        copy_queries(frame, layer, me, team)
+    if latent != 0:
+        call_part(latent, frame, layer, me, team, 0)
+    norm_all_heads(frame, layer, me, team)
+    attend(frame, layer, me, team)
+    wait_for_all(frame, team)
+    if latent != 0:
+        call_part(latent, frame, layer, me, team, 1)
+        wait_for_all(frame, team)
+    if read(frame + at.ATTENTION_GATE) != 0:
+        gate_attended(frame, me, team)
+    project(
+        frame, me, team, read(layer + at.O_WEIGHT), read(layer + at.O_KIND), read(layer + at.O_BIAS),
+        read(frame + at.ATTENDED), read(frame + at.ATTENDED_PITCH), read(frame + at.ATTENDED_SIZE),
+        read(layer + at.POST_ATTENTION_NORM), rounded, True,
+    )  # fmt: skip
+    wait_for_all(frame, team)
+
+
+@part_of_compiled
 def layer_pass(frame: int, layer: int, me: int, team: int) -> None:
     """One layer over all rows."""
     narrow, skipped = read(frame + at.NARROW) == 1, read(layer + at.MLP) == 0
-    parallel, latent = read(frame + at.PARALLEL) == 1 and not skipped, read(frame + at.LATENT)
+    parallel = read(frame + at.PARALLEL) == 1 and not skipped
     if parallel:
         gate_up(frame, layer, me, team)
         when_prepared(frame, team, read(frame + at.ROWS))  # normed rows that threads share give way to attention's
     if read(layer + at.ATTENTION) == 1:
-        qkv(frame, layer, me, team)
-        wait_for_all(frame, team)
-        if read(layer + at.QUERIES_TAP) != 0:
-            copy_queries(frame, layer, me, team)
-        if latent != 0:
-            call_latent(latent, frame, layer, me, team, 0)
-        norm_all_heads(frame, layer, me, team)
-        attend(frame, layer, me, team)
-        wait_for_all(frame, team)
-        if latent != 0:
-            call_latent(latent, frame, layer, me, team, 1)
-            wait_for_all(frame, team)
-        project(
-            frame, me, team, read(layer + at.O_WEIGHT), read(layer + at.O_KIND), read(layer + at.O_BIAS),
-            read(frame + at.ATTENDED), read(frame + at.ATTENDED_PITCH), read(frame + at.ATTENDED_SIZE),
-            read(layer + at.POST_ATTENTION_NORM), narrow and skipped, True,
-        )  # fmt: skip
-        wait_for_all(frame, team)
+        if read(layer + at.MIXER) != 0:
+            call_part(read(frame + at.MIXERS), frame, layer, me, team, 0)
+        if read(layer + at.O_WEIGHT) != 0:
+            attention(frame, layer, me, team, narrow and skipped)
+        if read(layer + at.MIXER) != 0:
+            call_part(read(frame + at.MIXERS), frame, layer, me, team, 1)
         norm_sums(frame, me, team, read(layer + at.SUM_NORM), narrow and skipped)
     if not skipped:
         if read(layer + at.ROUTER) != 0:

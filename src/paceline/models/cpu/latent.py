@@ -134,7 +134,10 @@ def projection(spec: ModelSpec) -> dict[int, int | float]:
     """The frame's fields of what is projected before attention, latent or not."""
     latent = spec.latent
     if latent is None:
-        return {at.PROJECTED_SIZE: (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim}
+        size = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        if not spec.attention_gate:
+            return {at.PROJECTED_SIZE: size}
+        return {at.PROJECTED_SIZE: size + spec.num_heads * spec.head_dim, at.ATTENTION_GATE: 4 * size}
     queries = spec.num_heads * (latent.rope + latent.nope)
     first = latent.query_rank or queries
     size = first + latent.rope + latent.rank

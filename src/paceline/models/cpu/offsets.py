@@ -49,8 +49,14 @@ FIELD = 8
     SPARE,  # see OWN_NORMED
     # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
     BEST, PARTS, PARTS_ROWS,
+    ATTENTION_GATE,  # bytes before the gates in what is projected, 0 where attention has none
+    # mixers (models.cpu.mixers), else 0: their address; (rows, ..) float32 of what is projected, convolved, of small
+    # maps and what is read; what each thread has for a row; sequences of the pass and their records
+    MIXERS, MIX, MIX_PITCH, CONVOLVED, CONVOLVED_PITCH, GATES, GATES_PITCH, READ, READ_PITCH,
+    MIX_SPARE, MIX_SPARE_SIZE, SEQUENCES, SEQUENCE_ROWS,
+    SETTLED, SETTLED_COUNT, PATH, PATH_COUNT,  # states that are committed, and the (nodes,) path that they take
     FRAME_FIELDS,
-) = range(0, 98 * FIELD, FIELD)  # fmt: skip
+) = range(0, 116 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs
@@ -72,8 +78,36 @@ FIELD = 8
     SOURCE_ATTENTION, QUERIES_TAP,
     BIASES,  # (heads, BIAS_PITCH) float32 over the attention's scale by falling distance, or 0
     SUM_NORM, MLP_SUM_NORM,  # norms of the residual stream behind attention and behind the MLP, or 0
+    MIXER, STATES,  # address of the mixer's record, or 0, and of what it keeps of each sequence of the pass
     LAYER_FIELDS,
-) = range(0, 42 * FIELD, FIELD)  # fmt: skip
+) = range(0, 44 * FIELD, FIELD)  # fmt: skip
+
+(
+    MIX_KIND, MIX_DELTA,  # models.cpu.mixers; 1 where states are written by the delta rule
+    # maps: strips, kind of product, bias or 0, outputs of those before and inputs of that behind
+    MIX_IN, MIX_IN_KIND, MIX_IN_BIAS, MIX_IN_SIZE, MIX_GATES, MIX_GATES_KIND, MIX_GATES_BIAS, MIX_GATES_SIZE,
+    MIX_OUT, MIX_OUT_KIND, MIX_OUT_BIAS, MIX_OUT_SIZE,
+    # convolution: channels, taps, numbers before its inputs in what is projected, (taps, channels) float32, bias or 0
+    MIX_CHANNELS, MIX_TAPS, MIX_FIRST, CONV_WEIGHT, CONV_BIAS,
+    # recurrence: heads (0: there is none), heads that share keys and queries, sizes, (heads,) float32 of each
+    MIX_HEADS, MIX_GROUPS, MIX_KEY_DIM, MIX_VALUE_DIM, MIX_RATE, MIX_STEP_BIAS, MIX_SKIP,
+    MIX_LEAST, MIX_MOST,  # of a step, float32
+    MIX_NORM, MIX_NORM_ORDER, MIX_NORM_SIZE,  # weights, or 0; where the gate stands to it; numbers that are normed
+    MIXER_FIELDS,
+) = range(0, 32 * FIELD, FIELD)  # fmt: skip
+
+(
+    # of a sequence: its first row in the pass, rows, inputs that were scored before; 1 where its tokens are known;
+    # (inputs,) the input before each
+    SEQUENCE_FIRST, SEQUENCE_COUNT, SEQUENCE_DONE, SEQUENCE_KNOWN, SEQUENCE_PARENTS,
+    SEQUENCE_FIELDS,
+) = range(0, 6 * FIELD, FIELD)  # fmt: skip
+
+(
+    # what a layer keeps of a sequence (models.state.recurrent): committed, of scored inputs, behind known tokens
+    COLUMNS, MATRICES, NODE_COLUMNS, NODE_KEYS, NODE_UPDATES, NODE_SUMS, NEXT_COLUMNS, NEXT_MATRICES,
+    STATE_FIELDS,
+) = range(0, 9 * FIELD, FIELD)  # fmt: skip
 
 (
     # strips and biases, inner width, kinds of product
@@ -92,3 +126,9 @@ FIELD = 8
     SHARED, SHARED_COUNT, OWN, OWN_COUNT,
     SEEN_FIELDS,
 ) = range(0, 5 * FIELD, FIELD)  # fmt: skip
+
+(
+    # a layer's state that is committed: its mixer's record, matrices before and after, records of scored inputs
+    SETTLED_MIXER, SETTLED_FROM, SETTLED_KEYS, SETTLED_UPDATES, SETTLED_SUMS, SETTLED_TO,
+    SETTLED_FIELDS,
+) = range(0, 7 * FIELD, FIELD)  # fmt: skip

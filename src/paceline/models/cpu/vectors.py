@@ -375,7 +375,7 @@ def call_int(builder: Builder, address: Value) -> Value:
 
 
 @lowered(Nothing, *[Int] * 6)
-def call_latent(builder: Builder, address: Value, *arguments: Value) -> None:
-    """Call the entry of models.cpu.latent at an address."""
+def call_part(builder: Builder, address: Value, *arguments: Value) -> None:
+    """Call the entry of models.cpu.latent or models.cpu.mixers at an address."""
     kind = ir.FunctionType(ir.VoidType(), [I64] * len(arguments))
     builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)

@@ -31,7 +31,8 @@ from paceline.models.spec import AttentionShape, ModelSpec, attention_shape
 
 def placement_of(spec: ModelSpec, weights: Weights, dtype: torch.dtype, device: torch.device) -> Placement:
     """What embeddings get for their positions; its weights are taken out."""
-    return Placement(position_table(spec, weights, dtype, device), norm_of(spec, weights, "embed_norm"))
+    table, norm = position_table(spec, weights, dtype, device), norm_of(spec, weights, "embed_norm")
+    return Placement(table, norm, empty_start=spec.empty_start)
 
 
 def head_of(spec: ModelSpec, weights: Weights, embedding: torch.Tensor, row_invariant: RowInvariance) -> Map:

@@ -19,17 +19,20 @@ class Placement:
 
     Args:
         table: (rows, hidden), or None (`position_table`).
+        empty_start: see `ModelSpec.empty_start`.
     """
 
-    def __init__(self, table: torch.Tensor | None, norm: Map | None) -> None:
-        self._table, self._norm = table, norm
+    def __init__(self, table: torch.Tensor | None, norm: Map | None, *, empty_start: bool = False) -> None:
+        self._table, self._norm, self._empty_start = table, norm, empty_start
 
     def __bool__(self) -> bool:
         """Whether there is anything."""
-        return self._table is not None or self._norm is not None
+        return self._table is not None or self._norm is not None or self._empty_start
 
     def apply(self, x: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
         """Embeddings (r, hidden) in their places; x may be changed."""
+        if self._empty_start and 0 in positions:
+            x[[row for row, position in enumerate(positions) if position == 0]] = 0
         if self._table is not None:
             x += self._table[list(positions)]
         return x if self._norm is None else self._norm(x)

@@ -34,10 +34,12 @@ from paceline.models.cpu.vectors import LANES
 from paceline.models.layers.decoder import placement_of
 from paceline.models.layers.positions import relative_biases
 from paceline.models.layers.rope import Rotary
+from paceline.models.passes.mixer_tables import MixerTables
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.packing import ROWS, Packing, PassWorkspace, RecordTable, Weights, constants
 from paceline.models.spec import ModelSpec, attention_shape
 from paceline.models.state.arena import Arena
+from paceline.models.state.recurrent import LayerState
 from paceline.models.state.window_slots import Ints
 from paceline.utils import parts_of
 
@@ -114,11 +116,8 @@ class CompiledDecoder:
         self.embedding: torch.Tensor | BlockRows = (blocks or {}).get("embed.weight") or weights[
             "embed.weight"
         ].contiguous()
-        self.dtype = arena.kv.dtype
-        self._kind, self._quantized = (
-            best_kind(self.dtype) if kind is None else kind,
-            bool(blocks) or is_quantized(weights),
-        )
+        self.dtype, self._quantized = arena.kv.dtype, bool(blocks) or is_quantized(weights)
+        self._kind = best_kind(self.dtype) if kind is None else kind
         if self._quantized and self._kind == DOT:
             self._kind = HALF  # bytes are made of float32 activations
         packed = packed or PackedWeights()
@@ -134,8 +133,7 @@ class CompiledDecoder:
         self._seen_of_source = np.zeros((ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
         self._placement = placement_of(spec, weights, self.dtype, torch.device("cpu"))
         self._distances = _Distances(spec, weights, self.layers, self.frame)
-        self._iota, self._aimed = np.arange(ROWS), False
-        self._row_bytes = spec.hidden_size * self.dtype.itemsize
+        self._iota, self._aimed, self._row_bytes = np.arange(ROWS), False, spec.hidden_size * self.dtype.itemsize
         self._made = torch.empty(0)  # embeddings that the pass reads
         self._no_states = torch.empty(0, spec.hidden_size, dtype=self.dtype)
         self._planned: LayerPlan | None = None
@@ -152,6 +150,7 @@ class CompiledDecoder:
             self._pack_layers(spec, done)
         packed.store()
         weights.pop("embed.weight", None)
+        self._states = MixerTables(spec, self.layers, self.frame) if spec.states else None
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
         self._workspace: PassWorkspace | None = None
         self._team_size, self._extent = TeamSize(1), (0, 0, 0, 0)
@@ -246,12 +245,25 @@ class CompiledDecoder:
             self._targets(kept, result, done)
             self._add_to_qkv(added_qkv, done)
             lists = self._place(parts, lengths, done)
+            kept_states = self._states.place(parts) if self._states is not None else ()
             picked = wanted if count == rows else [row - done for row in wanted if done <= row < done + count]
             logits_of.append(self._go(picked, count))
             best += self._best[: len(picked)].tolist()
-            del lists
+            del lists, kept_states
             done += count
         return PassResult(logits_of[0] if len(logits_of) == 1 else torch.cat(logits_of), result, kept, best)
+
+    def settle(self, states: Sequence[LayerState], nodes: Sequence[int], alone: bool) -> Sequence[torch.Tensor]:
+        """See `models.state.recurrent.Settle`."""
+        assert self._states is not None, "a model without mixers"
+        self._ready(0)
+        return self._states.settle(states, nodes, alone, self._run)
+
+    def _run(self, entry: Any) -> None:
+        if self.team is None:
+            entry.ctypes(self.frame.address)
+        else:
+            self.team.run(entry.address, self.frame.address, self._team_size.now)
 
     def _ready(self, longest: int) -> None:
         """Make workspace, cache addresses and score buffers fit."""
@@ -403,10 +415,7 @@ class CompiledDecoder:
         self._rows[3, : len(picked)] = picked
         out = torch.empty(len(picked), -(-vocab // LANES) * LANES, dtype=self.dtype)
         self.frame.put({at.HEAD_ROWS: len(picked), at.LOGITS: out.data_ptr()})
-        if self.team is None:
-            self.entry.ctypes(self.frame.address)
-        else:
-            start = perf_counter()
-            self.team.run(self.entry.address, self.frame.address, self._team_size.now)
-            self._team_size.took((rows, *self._extent), perf_counter() - start)
+        start = perf_counter()
+        self._run(self.entry)
+        self._team_size.took((rows, *self._extent), perf_counter() - start)
         return out if out.shape[1] == vocab else out[:, :vocab].contiguous()

@@ -13,11 +13,15 @@ from typing import Final
 import torch
 
 from paceline.checkpoints import Form
+from paceline.models.mixer_spec import DeltaSpec, Mamba2Spec, ShortConvSpec, SimpleUnitSpec
 from paceline.models.spec import ModelSpec
 from paceline.utils import switched_on
 
 SWITCH: Final = "PACELINE_COMPILED"
 """Environment variable: 0, off, no or false has PyTorch's operators run every model."""
+
+STRIP = 64
+"""Outputs of a strip, which what is projected before a mixer is divided at."""
 
 MAX_INPUTS = 2**16
 """Integer sums of more products could leave int32."""
@@ -35,7 +39,10 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
         whole &= (latent.query_rank or 0) % 32 == 0
     reasons = {
         "the device is not the CPU": device.type == "cpu",
-        "mixers": not spec.states,
+        "mixers of such sizes": _mixers_fit(spec),
+        "layers without an MLP, or that are one alone": all(
+            layer.mlp and (layer.attention or layer.mixer is not None) for layer in spec.layers
+        ),
         f"dtype {dtype}": dtype in {torch.float32, torch.bfloat16},
         "a negative attention scale": spec.scale > 0,
         "sizes that do not fill vectors": whole,
@@ -44,6 +51,25 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
         "soft caps beside attention sinks": spec.attention_softcap is None or not spec.attention_sinks,
     }
     return next((reason for reason, fine in reasons.items() if not fine), None)
+
+
+def _mixers_fit(spec: ModelSpec) -> bool:
+    """Whether all mixers are of compiled kinds, and fill vectors."""
+    plain = spec.norm == "rms" and spec.norm_placement == "pre" and not spec.parallel
+    for mixer in (layer.mixer for layer in spec.layers if layer.mixer is not None):
+        shape, whole = mixer.state, True
+        if isinstance(mixer, Mamba2Spec):
+            whole = mixer.inner // mixer.norm_groups % 32 == mixer.inner % STRIP == 0
+        if isinstance(mixer, DeltaSpec):
+            whole = not mixer.in_turn and mixer.value_dim % 32 == mixer.state.channels % STRIP == 0
+        if isinstance(mixer, ShortConvSpec):
+            whole = mixer.channels % STRIP == 0
+        if isinstance(mixer, SimpleUnitSpec):
+            return False
+        sizes = (shape.channels, shape.key_dim, shape.value_dim)
+        if not (plain and whole and not shape.by_channel and all(size % 16 == 0 for size in sizes)):
+            return False
+    return True
 
 
 def lacks(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None) -> str | None:

@@ -5,6 +5,7 @@ they work in.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,11 +20,13 @@ from paceline.models.cpu.experts import routing
 from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.latent import projection
 from paceline.models.cpu.matrix import OWN_ROWS, pack
+from paceline.models.cpu.mixers import CONV, DELTA, GATE_AFTER, GATE_BEFORE, MAMBA2
 from paceline.models.cpu.pages import address
 from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, RELU, SILU
 from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, FINE_BLOCKS, NIBBLES, STRIP
 from paceline.models.cpu.vectors import LANES
 from paceline.models.layers.decoder import head_order
+from paceline.models.mixer_spec import DeltaSpec, Mamba2Spec, MixerSpec, ShortConvSpec
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec, MoeSpec
 from paceline.models.state.window_slots import Ints
@@ -89,9 +92,12 @@ class Packing:
         """The fields of one layer that hold weights."""
         name, moe = f"layers.{index}.", self._spec.moe if self._spec.layers[index].moe else None
         norm = self._norm(f"{name}attn_norm")
+        layer = self._spec.layers[index]
+        attention = self._attention if self._spec.latent is None else partial(self._latent, latent=self._spec.latent)
         return {
             at.ATTENTION_NORM: norm,
-            **(self._attention(name) if self._spec.latent is None else self._latent(name, self._spec.latent)),
+            **(attention(name) if layer.attention else {}),
+            **(self._mixer(f"{name}mixer.", layer.mixer) if layer.mixer is not None else {}),
             at.POST_ATTENTION_NORM: self._norm(f"{name}post_attn_norm"),
             at.MLP_NORM: norm if self._spec.parallel else self._norm(f"{name}mlp_norm"),
             at.POST_MLP_NORM: self._norm(f"{name}post_mlp_norm"),
@@ -123,6 +129,9 @@ class Packing:
     def _attention(self, name: str) -> dict[int, int]:
         outputs = len(self._order) + 2 * self._spec.num_kv_heads * self._spec.head_dim
         order = torch.cat([self._order, torch.arange(len(self._order), outputs)])
+        if self._spec.attention_gate:
+            self._stack_gates(name)
+            order = torch.cat([order, outputs + self._order])
         q_norm = self._scaled(f"{name}q_norm.weight")
         if q_norm is not None and self._spec.qk_norm == "full":
             q_norm = q_norm[self._order]
@@ -136,6 +145,34 @@ class Packing:
             **self._product(f"{name}o", at.O_KIND, at.O_WEIGHT, heads=True),
             at.O_BIAS: self._vector(self._take(f"{name}o.bias")),
         }
+
+    def _stack_gates(self, name: str) -> None:
+        """Gates behind queries, keys and values, as rows of one matrix."""
+        for kind in ("weight", "scale", "bias"):
+            if (gates := self._take(f"{name}attn_gate.{kind}")) is not None:
+                self._weights[f"{name}qkv.{kind}"] = torch.cat([self._weights[f"{name}qkv.{kind}"], gates])
+
+    def _mixer(self, name: str, mixer: MixerSpec) -> dict[int, int]:
+        """The record of a mixer."""
+        record = RecordTable(at.MIXER_FIELDS)
+        self.kept.append(record)
+        taps = self._weights.pop(f"{name}conv.weight").float().contiguous()
+        self.kept.append(taps)
+        record.put(mixer_constants(mixer))
+        record.put({at.CONV_WEIGHT: taps.data_ptr(), at.CONV_BIAS: self._vector(self._take(f"{name}conv.bias"))})
+        record.put(self._product(f"{name}in", at.MIX_IN_KIND, at.MIX_IN))
+        record.put(self._product(f"{name}out", at.MIX_OUT_KIND, at.MIX_OUT))
+        record.put({at.MIX_IN_BIAS: self._vector(self._take(f"{name}in.bias"))})
+        record.put({at.MIX_OUT_BIAS: self._vector(self._take(f"{name}out.bias"))})
+        if mixer.state.heads:
+            decay = self._weights.pop(f"{name}decay")
+            record.put(self._product(f"{name}gates", at.MIX_GATES_KIND, at.MIX_GATES))
+            record.put({at.MIX_GATES_BIAS: self._vector(self._take(f"{name}gates.bias"))})
+            record.put({at.MIX_RATE: self._vector(-decay.float().exp())})
+            record.put({at.MIX_STEP_BIAS: self._vector(self._take(f"{name}step_bias"))})
+            record.put({at.MIX_SKIP: self._vector(self._take(f"{name}skip"))})
+            record.put({at.MIX_NORM: self._vector(self._take(f"{name}norm.weight"))})
+        return {at.MIXER: record.address}
 
     def _latent(self, name: str, latent: LatentSpec) -> dict[int, int]:
         """Maps of latent attention; with one kv head, heads keep their order."""
@@ -305,18 +342,64 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int |
     } | projection(spec) | ({} if spec.moe is None else routing(spec.moe))  # fmt: skip
 
 
+def mixer_constants(mixer: MixerSpec) -> dict[int, int | float]:
+    """The fields of a mixer's record that follow from its shape."""
+    shape = mixer.state
+    fields: dict[int, int | float] = {
+        at.MIX_CHANNELS: shape.channels, at.MIX_TAPS: shape.taps, at.MIX_HEADS: shape.heads,
+        at.MIX_KEY_DIM: shape.key_dim, at.MIX_VALUE_DIM: shape.value_dim,
+    }  # fmt: skip
+    if isinstance(mixer, ShortConvSpec):
+        sizes = {at.MIX_KIND: CONV, at.MIX_IN_SIZE: 3 * mixer.channels, at.MIX_OUT_SIZE: mixer.channels}
+        return fields | sizes
+    if isinstance(mixer, DeltaSpec):
+        return fields | {
+            at.MIX_KIND: DELTA, at.MIX_DELTA: 1, at.MIX_IN_SIZE: 2 * (mixer.keys + mixer.values),
+            at.MIX_GATES_SIZE: 2 * mixer.value_heads, at.MIX_OUT_SIZE: mixer.values, at.MIX_GROUPS: mixer.key_heads,
+        }  # fmt: skip
+    assert isinstance(mixer, Mamba2Spec), "a mixer that compiled passes do not cover"
+    order = {"gated_before": GATE_BEFORE, "gated_after": GATE_AFTER, None: 0}[mixer.norm]
+    return fields | {
+        at.MIX_KIND: MAMBA2, at.MIX_IN_SIZE: 2 * (mixer.inner + mixer.shared), at.MIX_GATES_SIZE: mixer.heads,
+        at.MIX_OUT_SIZE: mixer.inner, at.MIX_GROUPS: mixer.groups, at.MIX_FIRST: mixer.inner,
+        at.MIX_LEAST: float(mixer.steps[0]), at.MIX_MOST: float(mixer.steps[1]), at.MIX_NORM_ORDER: order,
+        at.MIX_NORM_SIZE: mixer.inner // mixer.norm_groups,
+    }  # fmt: skip
+
+
+def row_of_head(spec: ModelSpec) -> int:
+    """Bytes of a row of one head of a mixer: its key and query, its value and what it corrects that by."""
+    sizes = [8 * (shape.key_dim + shape.value_dim) for shape in spec.states.values()]
+    return 64 * -(-max(sizes, default=0) // 64)
+
+
+def mixer_widths(spec: ModelSpec) -> dict[int, int]:
+    """Bytes of a row of each buffer that mixers work in, whose pitch stands behind it; nothing where there are none."""
+    if not spec.states:
+        return {}
+    mixers = [layer.mixer for layer in spec.layers if layer.mixer is not None]
+    fields = [mixer_constants(mixer) for mixer in mixers]
+    return {
+        field: 4 * max((-(-int(one.get(size, 0)) // STRIP) * STRIP for one in fields), default=0)
+        for field, size in (
+            (at.MIX, at.MIX_IN_SIZE), (at.CONVOLVED, at.MIX_CHANNELS), (at.GATES, at.MIX_GATES_SIZE),
+            (at.READ, at.MIX_OUT_SIZE),
+        )
+    }  # fmt: skip
+
+
 class PassWorkspace:
     """Memory for the activations of a pass, in one piece; `threads` copies of what each thread has for itself."""
 
     def __init__(self, spec: ModelSpec, kind: int, threads: int, *, quantized: bool) -> None:
         item, inner, self.threads = ACTIVATION[kind], max(spec.inner_sizes), threads
         heads, latent = spec.num_heads * spec.head_dim, spec.latent
-        qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
+        qkv = heads * (2 if spec.attention_gate else 1) + 2 * spec.num_kv_heads * spec.head_dim
         widest = max(spec.hidden_size, 0 if latent is None else latent.query_rank or 0)
         widths = {
             at.X: 4 * widest, at.NORMED: item * widest, at.MIXED: item * heads,
             at.QKV: 4 * max(qkv, spec.hidden_size), at.INNER: item * inner,
-        }  # fmt: skip
+        } | mixer_widths(spec)  # fmt: skip
         if latent is not None:
             projected, queries = projection(spec), spec.num_heads * (latent.rope + latent.nope)
             scratch = max(4 * projected[at.PROJECTED_SIZE], projected[at.LATENT_QUERIES] + 4 * queries)
@@ -325,7 +408,7 @@ class PassWorkspace:
         # An odd number of lines: rows of one column spread over the sets of the first-level cache.
         pitches = {field: (-(-width // 256) * 4 + 1) * 64 for field, width in widths.items()}
         if quantized:
-            longest = max(widest, spec.attended_size, inner)
+            longest = max(widest, spec.attended_size, inner, widths.get(at.READ, 0) // 4)
             pitches[at.NORMED] = 2 * max(half_pitch(longest), row_pitch(longest))
         spare = (ROWS if spec.moe or latent else OWN_ROWS) * pitches[at.NORMED]
         member_bytes = spare + pitches[at.X] + (spare if spec.moe else 0)
@@ -335,7 +418,13 @@ class PassWorkspace:
             QUERIES * (ITEM * spec.head_dim + 4 * STRIP + 64) + 8 * BLOCK + 2 * CHUNK * max(STRIP, spec.head_dim),
         )
         sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
-        sizes |= {at.OWN_NORMED: threads * member_bytes, at.SUMS: threads * sums, at.QUERY: threads * query}
+        room = row_of_head(spec)
+        sizes |= {
+            at.MIX_SPARE: threads * room,
+            at.OWN_NORMED: threads * member_bytes,
+            at.SUMS: threads * sums,
+            at.QUERY: threads * query,
+        }
         if spec.moe is not None:
             experts = -(-(spec.moe.experts + spec.moe.shared_gate) // STRIP) * STRIP
             chosen = ROWS * (spec.moe.top_k + (1 if spec.moe.shared else 0))
@@ -353,9 +442,8 @@ class PassWorkspace:
             buffer = own_field if latent is None else at.PROJECTED
             self.fields |= {field: self.fields[buffer], pitch: pitches[buffer]}
         pitch_of = {at.X: at.X_PITCH, at.NORMED: at.NORMED_PITCH, at.QKV: at.QKV_PITCH, at.MIXED: at.MIXED_PITCH}
-        self.fields |= {other: pitches[field] for field, other in pitch_of.items()} | {
-            at.INNER_PITCH: pitches[at.INNER]
-        }
+        pitch_of |= {at.INNER: at.INNER_PITCH} | {field: field + at.FIELD for field in mixer_widths(spec)}
+        self.fields |= {other: pitches[field] for field, other in pitch_of.items()} | {at.MIX_SPARE_SIZE: room}
         if spec.moe is not None:
             self.fields |= {at.ROUTE_PITCH: 4 * experts, at.CHOICE_SIZE: choice}
         self.fields |= {at.OWN_SIZE: member_bytes, at.SPARE: spare, at.SUMS_SIZE: sums, at.QUERY_SIZE: query}

@@ -16,14 +16,17 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
+from paceline.checkpoints import Form, form_of
 from paceline.errors import PromptError
 from paceline.models.abilities import check_inputs
 from paceline.models.attention.segments import chunk
+from paceline.models.base import PartAbilities
 from paceline.models.checks import check_extend
 from paceline.models.inputs import NO_INPUTS, Inputs
-from paceline.models.layers.encoder import Encoder
+from paceline.models.layers.encoder import CompiledParts, Encoder
 from paceline.models.layers.own_weights import Weights
 from paceline.models.passes.base import QueriesSource
+from paceline.models.passes.eligibility import fits
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.strict import NOT_STRICT_WITH_SOURCE, strict_unavailable
 from paceline.models.runners.native import NativeRunner
@@ -31,7 +34,8 @@ from paceline.models.spec import EncoderSpec, ModelSpec, attention_shape
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.cache_memory import ArenaMemory
 from paceline.models.state.cross_memory import CrossMemory, SourcePart
-from paceline.models.state.parts import CompositeState, StateOperations
+from paceline.models.state.parts import CompositeState, StateOperations, StatePart
+from paceline.models.state.recurrent import RecurrentPart
 from paceline.utils import shortened
 
 
@@ -43,7 +47,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         strict, packed and others: as of `NativeRunner`.
 
     Attributes:
-        native: the decoder. encoder: the encoder, by PyTorch's operators.
+        native: the decoder. encoder: the encoder, by PyTorch's operators but for some parts (passes.compiled_encoder).
         sources_read: how many sources the encoder has read so far.
     Raises:
         ConfigError: strict mode without compiled passes.
@@ -63,16 +67,23 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         strict: bool = False,
         packed: PackedWeights | None = None,
     ) -> None:
+        form, parts = form_of(weights), CompiledParts()
+        if compiled and fits(spec, dtype, device, quantization=form):
+            parts = _compiled_parts(encoder, dtype, form)
         with torch.inference_mode():
-            self.encoder = Encoder(spec, weights, row_invariant="proven" if strict else True)
+            self.encoder = Encoder(spec, weights, row_invariant="proven" if strict else True, compiled=parts)
         native = self.native = NativeRunner(
             spec, weights, name=name, device=device, dtype=dtype, max_context=max_context, compiled=compiled,
             packed=packed, strict=strict,
         )  # fmt: skip
         self._alone = strict
         self.info = replace(native.info, fingerprint=f"{native.info.fingerprint}-encoder", source=encoder.reads)
-        self.spec, self.source, self.capabilities = spec, encoder, native.capabilities
-        self.memory = ArenaMemory(native.arena, sources=self)
+        self.spec, self.source = spec, encoder
+        abilities = NativeCache.abilities
+        if spec.states:
+            abilities = PartAbilities.common([abilities, RecurrentPart.abilities])
+        self.capabilities = native.capabilities.within(abilities)
+        self.memory = ArenaMemory(native.arena, abilities, sources=self)
         self.input_kinds = ("encoder_tokens",) if encoder.reads == "encoder_tokens" else ("features",)
         if not isinstance(native.passes, QueriesSource):
             raise strict_unavailable(name, NOT_STRICT_WITH_SOURCE)
@@ -85,11 +96,13 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
         """See `Runner.open`. Without inputs, as for measurements and self-tests, it is the shortest source."""
-        cache = NativeCache(self.native.arena, prompt_length)
-        if not inputs:
-            return CompositeState(cache, [SourcePart(inputs, self._shortest)])
-        self.most_tokens(inputs)
-        return CompositeState(cache, [SourcePart(inputs, self._memories.get(inputs.digest))])
+        if inputs:
+            self.most_tokens(inputs)
+        parts: list[StatePart] = [SourcePart(inputs, self._memories.get(inputs.digest) if inputs else self._shortest)]
+        if self.spec.states:
+            with torch.inference_mode():
+                parts.append(RecurrentPart.opened(self.spec.states, self.info.dtype, self.info.device))
+        return CompositeState(NativeCache(self.native.arena, prompt_length), parts)
 
     @functools.cached_property
     def _shortest(self) -> CrossMemory:
@@ -142,6 +155,8 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         segment, memory, shape = chunk(cache, len(tokens)), _source_of(cache).read(), attention_shape(self.spec)
         queries = self._passes.source_queries(segment, tokens, {layer for layer, _ in heads})
         segment.cache.length += segment.slots
+        if segment.recurrent is not None:
+            segment.recurrent.advance(segment.slots)
         found = []
         for layer, head in heads:
             kv_head, group = divmod(head, shape.groups)
@@ -204,6 +219,13 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
                 f"{name} must be finite floating-point numbers {wanted}, got {array.dtype} of shape {array.shape}"
             )
         return array
+
+
+def _compiled_parts(encoder: EncoderSpec, dtype: torch.dtype, quantization: Form | None) -> CompiledParts:
+    """See `compiled_parts`; the compiler is loaded where they run only."""
+    from paceline.models.passes.compiled_encoder import compiled_parts
+
+    return compiled_parts(encoder, dtype, quantization)
 
 
 def _source_of(cache: CompositeState) -> SourcePart:

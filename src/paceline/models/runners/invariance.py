@@ -15,14 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 import torch
 
 from paceline.models.attention.strict_attention import CHUNK
 from paceline.models.base import LayerPlan
 from paceline.models.runners.native import NativeRunner
+from paceline.models.runners.recurrent import RecurrentRunner
 from paceline.models.spec import ModelSpec
-from paceline.models.state.cache import NativeCache
+from paceline.models.state.parts import State, keys_of
 from paceline.models.state.window_slots import BLOCK
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -50,7 +52,7 @@ class _Plain:
     cached: torch.Tensor
 
 
-def what_varies(runner: NativeRunner, *, seed: int = 0) -> str | None:
+def what_varies(runner: NativeRunner | RecurrentRunner, *, seed: int = 0) -> str | None:
     """The first way of feeding a text that changes bits of its rows, in words; None if there is none.
 
     Args:
@@ -62,7 +64,7 @@ def what_varies(runner: NativeRunner, *, seed: int = 0) -> str | None:
         return next(trial.failures(), None)
     finally:
         for cache in trial.opened:
-            runner.release(cache)
+            trial.runner.release(cache)
 
 
 def depth_of_all_kinds(spec: ModelSpec) -> int:
@@ -74,47 +76,53 @@ def depth_of_all_kinds(spec: ModelSpec) -> int:
 class _InvarianceTrial:
     """One text and the ways of feeding it."""
 
-    def __init__(self, runner: NativeRunner, seed: int) -> None:
-        self.runner, spec = runner, runner.spec
+    def __init__(self, runner: NativeRunner | RecurrentRunner, seed: int) -> None:
+        self.runner: Any = runner  # either takes its own states alone
+        self.arena = runner.arena if isinstance(runner, NativeRunner) else runner.native.arena
+        spec = runner.spec
         self.plan = LayerPlan(stop=min(spec.num_layers, max(2, depth_of_all_kinds(spec))))
         self.prompt = max(1, min(CHUNK - BEFORE, (runner.info.max_context - STEPS) // 2))
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(spec.vocab_size, (2, self.prompt + STEPS + max(WIDTHS)), generator=generator)
         self.text, self.noise = ids.tolist()
-        self.opened: list[NativeCache] = []
+        self.opened: list[State] = []
 
-    def open(self, *, length: int = 0, tokens: Sequence[int] = ()) -> NativeCache:
+    def open(self, *, length: int = 0, tokens: Sequence[int] = ()) -> State:
         """A sequence with the first `length` tokens, or other ones, in its cache."""
-        cache = self.runner.open()
+        cache: State = self.runner.open()
         self.opened.append(cache)
         if fed := list(tokens) or self.text[:length]:
             self.feed([cache], [fed])
         return cache
 
-    def copied(self, cache: NativeCache) -> NativeCache:
+    def copied(self, cache: State) -> State:
         """A sequence with the same tokens in slots of its own, as soon as one of both goes on."""
-        self.opened.append(other := self.runner.fork(cache))
+        other: State = self.runner.fork(cache)
+        self.opened.append(other)
         return other
 
-    def close(self, *caches: NativeCache) -> None:
+    def close(self, *caches: State) -> None:
         """Give caches back early, so that the model's does not grow for the test's sake."""
         for cache in caches:
             self.runner.release(cache)
 
-    def feed(self, caches: Sequence[NativeCache], parts: Sequence[Sequence[int]]) -> Rows:
+    def feed(self, caches: Sequence[State], parts: Sequence[Sequence[int]]) -> Rows:
         """Append tokens to sequences, in one pass."""
         trees = [TokenTree.chain(part[1:]) if len(part) > 1 else EMPTY_TREE for part in parts]
         states = self.score(caches, [part[0] for part in parts], trees)
         self.runner.commit(caches, [range(len(part) - 1) for part in parts])
         return states
 
-    def score(self, caches: Sequence[NativeCache], roots: Sequence[int], trees: Sequence[TokenTree]) -> Rows:
-        return self.runner.run_layers(caches, roots, trees, plan=self.plan).states
+    def score(self, caches: Sequence[State], roots: Sequence[int], trees: Sequence[TokenTree]) -> Rows:
+        states: Rows = self.runner.run_layers(caches, roots, trees, plan=self.plan).states
+        return states
 
-    def cached(self, cache: NativeCache, length: int) -> torch.Tensor:
+    def cached(self, cache: State, length: int) -> torch.Tensor:
         """Keys and values of the first `length` positions, of all layers that are run."""
-        layers = zip(self.runner.arena.layers[: self.plan.stop], self.runner.spec.layers, strict=False)
-        return torch.stack([kv[torch.from_numpy(cache.slots_of_kind(0, length, layer.window))] for kv, layer in layers])
+        layers = zip(self.arena.layers[: self.plan.stop], self.runner.spec.layers, strict=False)
+        with_keys = [(kv, layer.window) for kv, layer in layers if layer.attention]
+        slots = [torch.from_numpy(keys_of(cache).slots_of_kind(0, length, window)) for _, window in with_keys]
+        return torch.stack([kv[at] for (kv, _), at in zip(with_keys, slots, strict=True)])
 
     def failures(self) -> Iterator[str]:
         """What changed, in words, way by way."""
@@ -140,12 +148,14 @@ class _InvarianceTrial:
         yield from self._going_on(again, plain)
         yield from self._heads(plain)
 
-    def _scattered(self, start: NativeCache) -> NativeCache:
+    def _scattered(self, start: State) -> State:
         """The same prompt, of which all full blocks are another sequence's, as behind a shared prefix; the rest is
-        computed.
+        computed. States of mixers cannot go back, so that all of it is the other's.
         """
+        if not self.runner.capabilities.truncate:
+            return self.copied(start)
         shared = (self.prompt - 1) // BLOCK * BLOCK
-        cache, arena = start.fork(), self.runner.arena
+        cache, arena = start.fork(), self.arena
         cache.truncate(shared)
         self.opened.append(cache)
         limit, arena.copy_limit = arena.copy_limit, 0
@@ -155,7 +165,7 @@ class _InvarianceTrial:
             arena.copy_limit = limit
         return cache
 
-    def _chain(self, cache: NativeCache, width: int) -> Rows:
+    def _chain(self, cache: State, width: int) -> Rows:
         """The first rows behind the prompt in a chain of `width`; nothing is committed."""
         tokens = self.text[self.prompt : self.prompt + width]
         room = self.runner.info.max_context - self.prompt
@@ -180,7 +190,7 @@ class _InvarianceTrial:
             yield "a prompt beside another one"
         self.close(other, mixed)
 
-    def _beside(self, cache: NativeCache, plain: _Plain) -> Iterator[str]:
+    def _beside(self, cache: State, plain: _Plain) -> Iterator[str]:
         """One row of the sequence among rows of others, first and last."""
         first, second = self.open(tokens=self.noise[:21]), self.open(tokens=self.noise[:5])
         root = self.text[self.prompt]
@@ -196,7 +206,7 @@ class _InvarianceTrial:
                 yield f"a row among {width} rows of other sequences"
         self.close(first, second)
 
-    def _trees(self, prompted: NativeCache, plain: _Plain) -> Iterator[str]:
+    def _trees(self, prompted: State, plain: _Plain) -> Iterator[str]:
         """The text's own path through trees that hold other tokens as well, from several positions behind the
         prompt.
         """
@@ -235,7 +245,7 @@ class _InvarianceTrial:
             path.append(at)
         return TokenTree.build(tokens, parents), path
 
-    def _going_on(self, prompted: NativeCache, plain: _Plain) -> Iterator[str]:
+    def _going_on(self, prompted: State, plain: _Plain) -> Iterator[str]:
         """Accelerated decoding: chains of many widths, of which a part is accepted each time."""
         cache, at = self.copied(prompted), 0
         for width, kept in cycle(((3, 2), (1, 1), (6, 1), (8, 7), (2, 2), (5, 3))):

@@ -114,7 +114,7 @@ class NativeRunner(StateOperations[NativeCache]):
                 spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
                 copy_limit=copy_limit,
                 windows=windows_of(spec, device, max_context) if forget_behind_windows else (),
-                without_keys=[layer for layer, one in enumerate(spec.layers) if not one.attention],
+                without_keys=_without_keys(spec),
             )  # fmt: skip
             if not self.rotary.depends_on_length:
                 self.memory = ArenaMemory(self.arena)
@@ -332,6 +332,11 @@ class NativeRunner(StateOperations[NativeCache]):
         if self.rotary.depends_on_length:
             lengths = self._lengths(segments, chunked)
         return self.passes.run(segments, fed, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv)
+
+
+def _without_keys(spec: ModelSpec) -> list[int]:
+    """Layers that keep no keys and values; those of a source that a layer attends to lie in the arena, too."""
+    return [index for index, layer in enumerate(spec.layers) if not layer.attention and spec.encoder is None]
 
 
 def _compiled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from paceline.models.abilities import check_inputs
 from paceline.models.base import PartAbilities
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.own_weights import Weights
+from paceline.models.passes.base import SettlesStates
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.state.cache import NativeCache
@@ -34,14 +36,27 @@ class RecurrentRunner(StateOperations[CompositeState]):
         abilities = PartAbilities.common([NativeCache.abilities, RecurrentPart.abilities])
         self.info, self.spec = native.info, spec
         self.capabilities = native.capabilities.within(abilities)
-        self.memory = ArenaMemory(native.arena, abilities)
+        self.memory = self._memory()
         self.extend, self.extend_embeddings, self.score = native.extend, native.extend_embeddings, native.score
         self.run_layers, self.embed, self.head = native.run_layers, native.embed, native.head
+
+    def _memory(self) -> ArenaMemory:
+        """Beginnings are shared with the states behind them, where both depend on nothing else and blocks can hold
+        them.
+        """
+        arena = self.native.arena
+        shares = not self.native.rotary.depends_on_length and arena.block_bytes > 0
+        state_bytes = self._opened().nbytes
+        return ArenaMemory(arena, replace(NativeCache.abilities, shared=shares), state_bytes=state_bytes)
+
+    def _opened(self) -> RecurrentPart:
+        passes = self.native.passes
+        with torch.inference_mode():
+            if isinstance(passes, SettlesStates):  # they work in float32 between their maps
+                return RecurrentPart.opened(self.spec.states, torch.float32, self.info.device, passes.settle)
+            return RecurrentPart.opened(self.spec.states, self.info.dtype, self.info.device)
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
         """See `Runner.open`."""
         check_inputs(self, inputs)
-        cache = NativeCache(self.native.arena, prompt_length)
-        dtype, device = self.info.dtype, self.info.device
-        with torch.inference_mode():
-            return CompositeState(cache, [RecurrentPart.opened(self.spec.states, dtype, device)])
+        return CompositeState(NativeCache(self.native.arena, prompt_length), [self._opened()])

@@ -1,15 +1,11 @@
 """The memory of a key-value cache: one tensor of slots for all sequences of a model, cut into counted blocks.
 
-`BlockPool` counts who holds which block. An exception may come between any two operations (Ctrl-C, an error while
-memory grows), and a handle may be lost on its way to whoever asked for it. So counts are only a summary: every change
-is made within `Arena.change`, and where the last change did not reach its end, or a holder died with blocks, the
-counts are made anew from the holders' own lists.
-
 `PrefixIndex` keeps the blocks of ended sequences and finds them again by their tokens. A block is known by its own
 tokens and by the entry of the block before it, so an entry stands for the whole text up to its end; the first block of
 a text hangs on its owner's key. Entries are looked up by hash and compared token by token: equal hashes of other tokens
 cannot meet. Using an entry makes those before it younger still, so the oldest entry is always the last one of its
-chain.
+chain. Where a model has mixers, some entries have the states behind their block (models.state.kept_states): only there
+can a text go on, and they go with their block.
 
 `Arena` is the tensor; layers with a sliding window may be elsewhere (models.state.window_slots). Source:
 PagedAttention and automatic prefix caching of vLLM (arXiv:2309.06180).
@@ -18,31 +14,19 @@ PagedAttention and automatic prefix caching of vLLM (arXiv:2309.06180).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import Final, Protocol
-from weakref import WeakSet
+from typing import Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
+from paceline.models.state.block_pool import BlockPool
+from paceline.models.state.kept_states import KeptState
 from paceline.models.state.window_slots import BLOCK, WindowSlots, zeros
-
-CHANGES: Final = count()
-
-
-class Holder(Protocol):
-    """A sequence, or an index of kept ones: the blocks it holds, one entry for each time."""
-
-    @property
-    def blocks(self) -> Sequence[int]:
-        """Their numbers."""
-
-    @property
-    def window_blocks(self) -> Sequence[int]:
-        """Those whose keys and values must remain in layers with a sliding window."""
 
 
 def blocks_for(slots: int) -> int:
@@ -55,106 +39,27 @@ def adjacent(blocks: Sequence[int]) -> bool:
     return all(block == blocks[0] + i for i, block in enumerate(blocks))
 
 
-class BlockPool:
-    """Reference counts of blocks; finds free runs. Knows nothing of tensors.
-
-    Args:
-        blocks: how many there are.
-        reserved: so many first blocks are never free.
-
-    Attributes:
-        holders: all sequences, as long as they live; what they hold is what counts.
-        cut_short: a change began and did not end.
-        stale: a holder died with blocks.
-        changes: another number whenever blocks have changed hands.
-    """
-
-    def __init__(self, blocks: int, reserved: int = 0) -> None:
-        self.counts = np.zeros(blocks, np.int32)
-        self.counts[:reserved] = 1
-        self.used_before = np.zeros(blocks, np.bool_)
-        self.reserved = reserved
-        self.holders: WeakSet[Holder] = WeakSet()
-        self.cut_short = self.stale = False
-        self.changes = next(CHANGES)
-
-    def begin(self) -> None:
-        """A change of counts and holders begins."""
-        self.recount()
-        self.cut_short = True
-
-    def end(self) -> None:
-        """The change is whole."""
-        self.changes = next(CHANGES)
-        self.cut_short = False
-
-    def recount(self) -> None:
-        """Make the counts anew from the holders, if they may be wrong."""
-        if not (self.cut_short or self.stale):
-            return
-        self.cut_short, self.stale = True, False
-        counts = np.zeros_like(self.counts)
-        counts[: self.reserved] = 1
-        holders = list(self.holders)  # none of them dies before the return
-        for holder in holders:
-            np.add.at(counts, np.asarray(holder.blocks, np.int64), 1)
-        self.used_before |= self.counts > counts
-        self.counts = counts
-        self.cut_short = False
-
-    @property
-    def free(self) -> int:
-        """Number of blocks that nobody holds; for the thread that changes them."""
-        self.recount()
-        return self.unheld
-
-    @property
-    def unheld(self) -> int:
-        """`free`, inside a change; to another thread, about as many."""
-        return int((self.counts == 0).sum())
-
-    def find(self, count: int) -> int | None:
-        """First block of the first free run of `count` blocks, or None."""
-        start = (self.counts == 0).tobytes().find(b"\x01" * count)
-        return None if start < 0 else start
-
-    def is_free(self, start: int, count: int) -> bool:
-        """Whether the blocks start .. start + count - 1 exist and nobody holds them."""
-        return start + count <= len(self.counts) and not self.counts[start : start + count].any()
-
-    def add_reference(self, blocks: Sequence[int]) -> None:
-        """Count these blocks once more."""
-        if isinstance(blocks, range):
-            self.counts[blocks.start : blocks.stop] += 1
-        else:
-            self.counts[list(blocks)] += 1
-
-    def drop(self, blocks: Sequence[int]) -> None:
-        """Count these blocks once less."""
-        index = list(blocks)
-        self.used_before[index] = True
-        self.counts[index] -= 1
-
-    def shrink(self, blocks: int) -> None:
-        """Drop the free blocks beyond this number."""
-        self.counts, self.used_before = self.counts[:blocks].copy(), self.used_before[:blocks].copy()
-
-    def grow(self, blocks: int) -> None:
-        """Add free blocks up to this number."""
-        self.counts = np.concatenate([self.counts, np.zeros(blocks - len(self.counts), np.int32)])
-        self.used_before = np.concatenate([self.used_before, np.zeros(blocks - len(self.used_before), np.bool_)])
-
-
 Key = tuple[str | int, bytes]
 """The owner's key, or the serial number of the entry before; tokens of the block."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBlock:
-    """A kept block: its number in the arena, and a serial number that no other entry ever has."""
+    """A kept block: its number in the arena, a serial number that no other entry ever has, and the states of mixers
+    behind it, None where there are none.
+    """
 
     block: int
     serial: int
+    state: KeptState | None = None
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a text with mixers can go on from here."""
+        return self.state is not None and self.state.present
+
+
+NO_STATES: Final[Mapping[int, KeptState]] = {}
 
 
 def pieces_of(tokens: Sequence[int]) -> list[bytes]:
@@ -177,7 +82,9 @@ class PrefixIndex:
         windowed: which of them layers with a window can still read; None where they can all.
 
     Attributes:
-        most: most blocks to keep; None for no limit.
+        most: most blocks to keep, those of states included; None for no limit.
+        needs_states: texts go on only from blocks that have the states of mixers.
+        states: all of them, by age: those of entries, and those that sequences that live have for themselves.
         window_blocks: none; what a sequence takes over is the sequence's.
     """
 
@@ -186,6 +93,8 @@ class PrefixIndex:
     def __init__(self, pool: BlockPool, windowed: WindowSlots | None = None) -> None:
         self.pool, self._windowed = pool, windowed
         self.most: int | None = None
+        self.needs_states = False
+        self.states: WeakValueDictionary[int, KeptState] = WeakValueDictionary()
         self._entries: OrderedDict[Key, KeptBlock] = OrderedDict()
         self._serials = count()
         pool.holders.add(self)
@@ -198,20 +107,44 @@ class PrefixIndex:
         """The blocks that are kept."""
         return [entry.block for entry in self._entries.values()]
 
+    @property
+    def evictable(self) -> list[int]:
+        """All blocks that can be given up: those that are kept, and those of states."""
+        return [*self.blocks, *(block for state in list(self.states.values()) for block in state.blocks)]
+
+    def note(self, state: KeptState) -> None:
+        """Count a state among what can be given up."""
+        self.states[next(self._serials)] = state
+
     def find(self, owner_key: str, pieces: Sequence[bytes]) -> list[int]:
         """Blocks of the longest beginning that a sequence can go on from; all that are known count as used."""
         keys = self._path(owner_key, pieces)
         for key in reversed(keys):
             self._entries.move_to_end(key)
-        return self._usable(keys)
+        return [entry.block for entry in self._usable(keys)]
+
+    def state_behind(self, owner_key: str, pieces: Sequence[bytes]) -> KeptState | None:
+        """The states of mixers behind the blocks that `find` would give; None where there are none."""
+        entries = self._usable(self._path(owner_key, pieces))
+        return entries[-1].state if entries else None
 
     def known(self, owner_key: str, pieces: Sequence[bytes]) -> int:
         """How many blocks `find` would give."""
         return len(self._usable(self._path(owner_key, pieces)))
 
-    def _usable(self, keys: Sequence[Key]) -> list[int]:
-        blocks = [self._entries[key].block for key in keys]
-        return blocks if self._windowed is None else blocks[: self._windowed.usable(blocks)]
+    def matching(self, owner_key: str, pieces: Sequence[bytes]) -> int:
+        """How many blocks of a beginning are kept, whether or not a sequence can go on from them."""
+        return len(self._path(owner_key, pieces))
+
+    def _usable(self, keys: Sequence[Key]) -> list[KeptBlock]:
+        entries, count = [self._entries[key] for key in keys], -1
+        while count != len(entries):
+            while self.needs_states and entries and not entries[-1].has_state:
+                entries.pop()
+            count = len(entries)
+            if self._windowed is not None:
+                entries = entries[: self._windowed.usable([entry.block for entry in entries])]
+        return entries
 
     def _path(self, owner_key: str, pieces: Sequence[bytes]) -> list[Key]:
         before: str | int = owner_key
@@ -224,47 +157,68 @@ class PrefixIndex:
             before = entry.serial
         return keys
 
-    def add(self, owner_key: str, pieces: Sequence[bytes], blocks: Sequence[int]) -> None:
+    def add(
+        self,
+        owner_key: str,
+        pieces: Sequence[bytes],
+        blocks: Sequence[int],
+        states: Mapping[int, KeptState] = NO_STATES,
+    ) -> None:
         """Keep the blocks of a text; where a block of the same text is known, that one stays, unless layers with a
-        window have lost it.
+        window have lost it, and so do the states behind it.
+
+        Args:
+            states: by the number of blocks that they stand behind.
         """
         before: str | int = owner_key
         keys: list[Key] = []
-        for piece, block in zip(pieces, blocks, strict=False):
+        for behind, (piece, block) in enumerate(zip(pieces, blocks, strict=False), 1):
             key = (before, piece)
             entry = self._entries.get(key)
             if entry is None:
                 entry = KeptBlock(block, next(self._serials))
                 self.pool.add_reference([block])
-                self._entries[key] = entry
             elif self._windowed is not None and self._windowed.has([block, entry.block]).tolist() == [True, False]:
                 self.pool.add_reference([block])
                 self.pool.drop([entry.block])
-                entry = self._entries[key] = KeptBlock(block, entry.serial)
+                entry = replace(entry, block=block)
+            if behind in states and not entry.has_state:
+                entry = replace(entry, state=states[behind])
+            self._entries[key] = entry
             keys.append(key)
             before = entry.serial
         for key in reversed(keys):
             self._entries.move_to_end(key)
         if self.most is not None:
-            self._drop(len(self._entries) - self.most)
+            excess = len(self._entries) + self._blocks_of_states() - self.most
+            while excess > 0:
+                excess -= len(self._drop())
+
+    def _blocks_of_states(self) -> int:
+        if not self.needs_states:
+            return 0
+        return sum(len(entry.state.blocks) for entry in self._entries.values() if entry.state is not None)
 
     def evict(self, wanted: int) -> None:
-        """Give up the least recently used entries until `wanted` blocks have become free, or none is left."""
+        """Give up the least recently used entries until `wanted` blocks have become free, or none is left, and then
+        states that sequences that live have for themselves, the oldest first.
+        """
         while wanted > 0 and self._entries:
-            wanted -= self._drop(1)
+            wanted -= sum(int(self.pool.counts[block] == 0) for block in self._drop())
+        for state in list(self.states.values()):
+            if wanted > 0:
+                wanted -= len(state.give_up())
 
     def clear(self) -> None:
         """Give up everything."""
-        self._drop(len(self._entries))
+        while self._entries:
+            self._drop()
 
-    def _drop(self, number: int) -> int:
-        """Give up the oldest entries; how many blocks became free."""
-        freed = 0
-        for _ in range(number):
-            _, entry = self._entries.popitem(last=False)
-            self.pool.drop([entry.block])
-            freed += int(self.pool.counts[entry.block] == 0)
-        return freed
+    def _drop(self) -> list[int]:
+        """Give up the oldest entry; the blocks that it had."""
+        _, entry = self._entries.popitem(last=False)
+        self.pool.drop([entry.block])
+        return [entry.block] if entry.state is None else [entry.block, *entry.state.give_up()]
 
 
 class Arena:
@@ -450,7 +404,8 @@ class Arena:
     def copy(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy whole blocks to as many others."""
         if source:
-            self.kv[:, self._slots(target)] = self.kv[:, self._slots(source)]
+            slots, filled = self._slots(target), self.kv[:, self._slots(source)]
+            self.kv[:, slots] = filled if isinstance(slots, slice) else filled.clone()  # no views go to scattered slots
 
     @torch.inference_mode()
     def copy_windowed(self, windowed: WindowSlots, source: Sequence[int], target: Sequence[int]) -> None:
@@ -470,6 +425,29 @@ class Arena:
         self.kv[:, torch.tensor(target, device=device)] = self.kv[:, torch.tensor(source, device=device)]
         if self.windowed is not None:
             self.windowed.move(source, target)
+
+    @property
+    def block_bytes(self) -> int:
+        """Keys and values of one block, in the layers that keep all."""
+        return self.kv.nbytes // (self.slots // BLOCK)
+
+    @torch.inference_mode()
+    def keep_state(self, data: torch.Tensor) -> KeptState:
+        """Keep a copy of (size,) uint8, at the cost of what is kept of texts where room is short."""
+        state, count = KeptState(self.pool, self.bytes_in, len(data)), -(-len(data) // self.block_bytes)
+        with self.change():
+            state.blocks = self.allocate(count)
+        self.prefixes.note(state)
+        layers, _, width, head_dim = self.kv.shape
+        padded = torch.nn.functional.pad(data, (0, count * self.block_bytes - len(data)))
+        by_slot = padded.reshape(layers, count * BLOCK, width, head_dim * self.kv.itemsize)
+        self.kv.view(torch.uint8)[:, self._slots(state.blocks)] = by_slot
+        return state
+
+    @torch.inference_mode()
+    def bytes_in(self, blocks: Sequence[int]) -> torch.Tensor:
+        """What blocks hold, as `keep_state` lays it out."""
+        return self.kv.view(torch.uint8)[:, self._slots(blocks)].reshape(-1)
 
     def _slots(self, blocks: Sequence[int]) -> slice | torch.Tensor:
         if blocks[-1] - blocks[0] == len(blocks) - 1 and adjacent(blocks):

@@ -143,7 +143,7 @@ class NativeCache:
 
     @property
     def window_blocks(self) -> Sequence[int]:
-        """See `models.state.arena.Holder`."""
+        """See `models.state.block_pool.Holder`."""
         windowed = self.arena.windowed
         return self.blocks if windowed is None else self.blocks[self._first_in_window(windowed) :]
 

@@ -6,10 +6,8 @@ state is a `CompositeState`, which passes every operation on to all of its parts
 them can.
 
 A `StatePart` is the half of a part that all kinds have in common: what becomes of tokens that were read. How they are
-read is between a runner and its own kind of part, since each needs something else. A runner with a recurrent part makes
-one in `open`, lets it read the committed tokens in `extend`, and the root and the nodes of a chain in `score`, of which
-`computed` were read before and the rest wait for `commit`; it hands the keys and values (`CompositeState.cache`) to a
-native runner beside. All parts then count the same committed tokens, without the pending root (models.base).
+read is between a runner and its own kind of part, since each needs something else. All parts count the same committed
+tokens, without the pending root (models.base).
 
 Models of transformers know one history in place of parts (runners.fallback.transformers_cache.History): `mark` before
 drafts are read and `rewind` behind the accepted ones are what `commit` does here; `rewind` to less is `truncate`.
@@ -20,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
-from paceline.errors import ConfigError
 from paceline.models.base import PartAbilities
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.cross_memory import CrossMemory, SourcePart
@@ -86,13 +83,7 @@ class CompositeState:
         return self.cache.length
 
     def commit(self, path: Sequence[int]) -> None:
-        """See `StatePart.commit`.
-
-        Raises:
-            ConfigError: a path that leaves the chain, where a part follows chains only.
-        """
-        if not self.abilities.branches and list(path) != list(range(len(path))):
-            raise ConfigError(f"commit: path {list(path)} does not lie in a chain, which is all that was scored")
+        """See `StatePart.commit`."""
         for part in self.parts:
             part.commit(path)
 

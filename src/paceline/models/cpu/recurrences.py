@@ -1,0 +1,303 @@
+"""Convolutions and recurrences of mixers in compiled code: columns and heads of one sequence's rows.
+
+An input stands in the pass (`at.MIX`), in the records of an earlier pass over the same tree, or among the columns that
+were committed; its parent says which comes before it. See models.state.recurrence for the formula.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from paceline.models.cpu import offsets as at
+from paceline.models.cpu.vectors import (
+    LANES,
+    add,
+    broadcast,
+    div,
+    exponential,
+    fma,
+    largest,
+    load,
+    mul,
+    read,
+    read_float,
+    root,
+    store,
+    sub,
+    total,
+    write_float,
+)  # fmt: skip
+from paceline.utils import part_of_compiled
+
+NORM_EPS: Final = 1e-6
+"""Of the lengths of queries and keys of the delta rule."""
+
+
+@part_of_compiled
+def _column(frame: int, sequence: int, states: int, pitch: int, taps: int, node: int) -> int:
+    """Address of the input of a node; of committed ones, node -1 is the last."""
+    done = read(sequence + at.SEQUENCE_DONE)
+    if node < 0:
+        return read(states + at.COLUMNS) + (taps - 1 + node) * pitch
+    if node < done:
+        return read(states + at.NODE_COLUMNS) + node * pitch
+    return read(frame + at.MIX) + (read(sequence + at.SEQUENCE_FIRST) + node - done) * read(frame + at.MIX_PITCH)
+
+
+@part_of_compiled
+def _parent(sequence: int, node: int) -> int:
+    """The node before one; of those that are committed, the one before."""
+    return node - 1 if node <= 0 else read(read(sequence + at.SEQUENCE_PARENTS) + 8 * node)
+
+
+@part_of_compiled
+def convolve_rows(frame: int, mixer: int, sequence: int, states: int, first: int, stop: int) -> None:
+    """Channels first .. stop - 1 of a sequence's rows, each a node behind its parents."""
+    done, rows, start = (
+        read(sequence + at.SEQUENCE_DONE), read(sequence + at.SEQUENCE_COUNT), read(sequence + at.SEQUENCE_FIRST),
+    )  # fmt: skip
+    channels, taps, weights = read(mixer + at.MIX_CHANNELS), read(mixer + at.MIX_TAPS), read(mixer + at.CONV_WEIGHT)
+    offset = 4 * read(mixer + at.MIX_FIRST)
+    pitch, bias, short = 4 * channels, read(mixer + at.CONV_BIAS), read(mixer + at.MIX_HEADS) == 0
+    for row in range(rows):
+        own, x = done + row, read(frame + at.MIX) + (start + row) * read(frame + at.MIX_PITCH)
+        if short:
+            for i in range(4 * first, 4 * stop, 64):
+                store(x + i, mul(load(x + i), load(x + 2 * pitch + i)))
+        out = read(frame + at.CONVOLVED) + (start + row) * read(frame + at.CONVOLVED_PITCH)
+        for i in range(4 * first, 4 * stop, 64):
+            value = mul(load(x + offset + i), load(weights + (taps - 1) * pitch + i))
+            store(out + i, value)
+        node = own
+        for back in range(1, taps):
+            node = _parent(sequence, node)
+            source = _column(frame, sequence, states, pitch, taps, node) + (offset if node >= done else 0)
+            tap = weights + (taps - 1 - back) * pitch
+            for i in range(4 * first, 4 * stop, 64):
+                store(out + i, fma(load(source + i), load(tap + i), load(out + i)))
+        if not short:
+            for i in range(4 * first, 4 * stop, 64):
+                value = load(out + i)
+                store(out + i, _silu(value if bias == 0 else add(value, load(bias + i))))
+    _leave_columns(frame, sequence, states, 4 * first, 4 * stop, pitch, taps, offset)
+
+
+@part_of_compiled
+def _silu(x: Any) -> Any:
+    return div(x, add(broadcast(np.float32(1.0)), exponential(mul(x, broadcast(np.float32(-1.0))))))
+
+
+@part_of_compiled
+def _leave_columns(
+    frame: int, sequence: int, states: int, first: int, stop: int, pitch: int, taps: int, offset: int
+) -> None:  # fmt: skip
+    """The inputs of all rows as records; of known tokens the last ones, which will be the committed columns."""
+    done, rows = read(sequence + at.SEQUENCE_DONE), read(sequence + at.SEQUENCE_COUNT)
+    if read(sequence + at.SEQUENCE_KNOWN) == 1:
+        for back in range(1, taps):
+            node = done + rows - back
+            source = _column(frame, sequence, states, pitch, taps, node) + (offset if node >= done else 0)
+            target = read(states + at.NEXT_COLUMNS) + (taps - 1 - back) * pitch
+            for i in range(first, stop, 64):
+                store(target + i, load(source + i))
+        return
+    for row in range(done, done + rows):
+        source = _column(frame, sequence, states, pitch, taps, row) + offset
+        for i in range(first, stop, 64):
+            store(read(states + at.NODE_COLUMNS) + row * pitch + i, load(source + i))
+
+
+@part_of_compiled
+def exp_of(value: np.float32) -> np.float32:
+    """e^x of one number."""
+    return largest(exponential(broadcast(value)))
+
+
+@part_of_compiled
+def _softplus(value: np.float32) -> np.float32:
+    """log(1 + e^x)."""
+    return value if value > np.float32(20.0) else np.float32(np.log1p(np.exp(np.float64(value))))
+
+
+@part_of_compiled
+def _dot(a: int, b: int, size: int) -> np.float32:
+    """Sum of products of `size` bytes of float32 at two addresses."""
+    sums = broadcast(np.float32(0.0))
+    for i in range(0, size, 64):
+        sums = fma(load(a + i), load(b + i), sums)
+    return total(sums)
+
+
+@part_of_compiled
+def _scale(source: int, target: int, size: int, factor: np.float32) -> None:
+    for i in range(0, size, 64):
+        store(target + i, mul(load(source + i), broadcast(factor)))
+
+
+@part_of_compiled
+def _prepare(frame: int, mixer: int, row: int, head: int, key: int, query: int, value: int) -> tuple[Any, Any]:
+    """Key, query and value of a head's row, to three addresses; its decay, and its beta (0 without the delta rule).
+
+    A row of what was convolved is queries, keys and values of the delta rule; of Mamba-2 values, keys and queries.
+    """
+    x = read(frame + at.CONVOLVED) + row * read(frame + at.CONVOLVED_PITCH)
+    gates, heads = read(frame + at.GATES) + row * read(frame + at.GATES_PITCH), read(mixer + at.MIX_HEADS)
+    dim, size, groups = (
+        4 * read(mixer + at.MIX_KEY_DIM),
+        4 * read(mixer + at.MIX_VALUE_DIM),
+        read(mixer + at.MIX_GROUPS),
+    )
+    group, rate = head // (heads // groups), read_float(read(mixer + at.MIX_RATE) + 4 * head)
+    bias, delta = read_float(read(mixer + at.MIX_STEP_BIAS) + 4 * head), read(mixer + at.MIX_DELTA) == 1
+    if delta:
+        first, second = x + group * dim, x + (groups + group) * dim
+        lengths = np.float32(1.0) / root(_dot(first, first, dim) + np.float32(NORM_EPS))
+        _scale(first, query, dim, lengths / root(np.float32(dim // 4)))
+        _scale(second, key, dim, np.float32(1.0) / root(_dot(second, second, dim) + np.float32(NORM_EPS)))
+        _scale(x + 2 * groups * dim + head * size, value, size, np.float32(1.0))
+        beta = np.float32(1.0) / (np.float32(1.0) + exp_of(-read_float(gates + 4 * head)))
+        return rate * _softplus(read_float(gates + 4 * (heads + head)) + bias), beta
+    step = _softplus(read_float(gates + 4 * head) + bias)
+    step = min(max(step, read_float(mixer + at.MIX_LEAST)), read_float(mixer + at.MIX_MOST))
+    shared = x + heads * size
+    _scale(shared + group * dim, key, dim, np.float32(1.0))
+    _scale(shared + (groups + group) * dim, query, dim, np.float32(1.0))
+    _scale(x + head * size, value, size, step)
+    return rate * step, np.float32(0.0)
+
+
+@part_of_compiled
+def _read_state(state: int, rows: int, dim: int, size: int, target: int, factor: np.float32) -> None:
+    """factor * (row of `dim` bytes) times a state (key dim, value dim), to `size` bytes."""
+    for i in range(0, size, 64):
+        sums = broadcast(np.float32(0.0))
+        for j in range(dim // 4):
+            sums = fma(broadcast(read_float(rows + 4 * j)), load(state + j * size + i), sums)
+        store(target + i, mul(sums, broadcast(factor)))
+
+
+@part_of_compiled
+def carry(frame: int, mixer: int, sequence: int, states: int, head: int, me: int) -> None:
+    """A head through known tokens, one after another: the state is scaled, corrected and read."""
+    dim, size = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM)
+    start, rows, delta = (
+        read(sequence + at.SEQUENCE_FIRST), read(sequence + at.SEQUENCE_COUNT), read(mixer + at.MIX_DELTA) == 1,
+    )  # fmt: skip
+    whole = dim // 4 * size
+    source, state = read(states + at.MATRICES) + head * whole, read(states + at.NEXT_MATRICES) + head * whole
+    if source != state:
+        for i in range(0, whole, 64):
+            store(state + i, load(source + i))
+    spare = read(frame + at.MIX_SPARE) + me * read(frame + at.MIX_SPARE_SIZE)
+    key, query, value, held = spare, spare + dim, spare + 2 * dim, spare + 2 * dim + size
+    for row in range(start, start + rows):
+        decay, beta = _prepare(frame, mixer, row, head, key, query, value)
+        left = exp_of(decay)
+        if delta:
+            _read_state(state, key, dim, size, held, left)
+            for i in range(0, size, 64):
+                store(value + i, mul(sub(load(value + i), load(held + i)), broadcast(beta)))
+        out = read(frame + at.READ) + row * read(frame + at.READ_PITCH) + head * size
+        _write_and_read(state, key, query, value, dim, size, left, out)
+
+
+@part_of_compiled
+def _write_and_read(
+    state: int, key: int, query: int, value: int, dim: int, size: int, left: np.float32, out: int
+) -> None:  # fmt: skip
+    """S = left * S + key value^T, and what the query reads of it."""
+    lanes = broadcast(left)
+    for i in range(0, size, 64):
+        sums, written = broadcast(np.float32(0.0)), load(value + i)
+        for j in range(dim // 4):
+            at_key = state + j * size + i
+            new = fma(broadcast(read_float(key + 4 * j)), written, mul(load(at_key), lanes))
+            store(at_key, new)
+            sums = fma(broadcast(read_float(query + 4 * j)), new, sums)
+        store(out + i, sums)
+
+
+@part_of_compiled
+def read_nodes(frame: int, mixer: int, sequence: int, states: int, head: int, me: int) -> None:
+    """A head at scored nodes: each reads the committed state and its ancestors, and records what it would write."""
+    dim, size, heads = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM), read(mixer + at.MIX_HEADS)
+    start, done, delta = (
+        read(sequence + at.SEQUENCE_FIRST), read(sequence + at.SEQUENCE_DONE), read(mixer + at.MIX_DELTA) == 1,
+    )  # fmt: skip
+    state = read(states + at.MATRICES) + head * (dim // 4 * size)
+    query = read(frame + at.MIX_SPARE) + me * read(frame + at.MIX_SPARE_SIZE)
+    held = query + dim
+    for node in range(done, done + read(sequence + at.SEQUENCE_COUNT)):
+        row = start + node - done
+        key = read(states + at.NODE_KEYS) + (node * heads + head) * dim
+        update = read(states + at.NODE_UPDATES) + (node * heads + head) * size
+        decay, beta = _prepare(frame, mixer, row, head, key, query, update)
+        before = -1 if node == 0 else _parent(sequence, node)
+        sums = read(states + at.NODE_SUMS)
+        decay += np.float32(0.0) if before < 0 else read_float(sums + 4 * (before * heads + head))
+        write_float(sums + 4 * (node * heads + head), decay)
+        left = exp_of(decay)
+        out = read(frame + at.READ) + row * read(frame + at.READ_PITCH) + head * size
+        _read_state(state, query, dim, size, out, left)
+        if delta:
+            _read_state(state, key, dim, size, held, left)
+            _add_ancestors(sequence, states, before, head, heads, key, dim, size, decay, held)
+            for i in range(0, size, 64):
+                store(update + i, mul(sub(load(update + i), load(held + i)), broadcast(beta)))
+        _add_ancestors(sequence, states, node, head, heads, query, dim, size, decay, out)
+
+
+@part_of_compiled
+def _add_ancestors(
+    sequence: int, states: int, node: int, head: int, heads: int, rows: int, dim: int, size: int, decay: np.float32,
+    target: int,
+) -> None:  # fmt: skip
+    """Add what a row of `dim` bytes reads of a node and its ancestors, each decayed to `decay`."""
+    while node >= 0:
+        place = node * heads + head
+        weight = _dot(rows, read(states + at.NODE_KEYS) + place * dim, dim)
+        weight *= exp_of(decay - read_float(read(states + at.NODE_SUMS) + 4 * place))
+        written = read(states + at.NODE_UPDATES) + place * size
+        for i in range(0, size, 64):
+            store(target + i, fma(broadcast(weight), load(written + i), load(target + i)))
+        node = -1 if node == 0 else _parent(sequence, node)
+
+
+@part_of_compiled
+def settle_head(frame: int, state: int, head: int, me: int) -> None:
+    """What a path of scored nodes leaves of a head's state, sixteen nodes at a time; to its own place, or another."""
+    mixer, path, count = read(state + at.SETTLED_MIXER), read(frame + at.PATH), read(frame + at.PATH_COUNT)
+    dim, size, heads = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM), read(mixer + at.MIX_HEADS)
+    whole, sums = dim // 4 * size, read(state + at.SETTLED_SUMS)
+    source, target = read(state + at.SETTLED_FROM) + head * whole, read(state + at.SETTLED_TO) + head * whole
+    weights = read(frame + at.MIX_SPARE) + me * read(frame + at.MIX_SPARE_SIZE)
+    last = read_float(sums + 4 * (read(path + 8 * (count - 1)) * heads + head))
+    left = exp_of(last)
+    for first in range(0, count, LANES):
+        here = min(LANES, count - first)
+        for i in range(here):
+            place = read(path + 8 * (first + i)) * heads + head
+            write_float(weights + 4 * i, exp_of(last - read_float(sums + 4 * place)))
+        for j in range(dim // 4):
+            _settle_row(state, path + 8 * first, here, heads, head, weights, j, left, source, target)
+        source, left = target, np.float32(1.0)
+
+
+@part_of_compiled
+def _settle_row(
+    state: int, path: int, count: int, heads: int, head: int, weights: int, row: int, left: np.float32, source: int,
+    target: int,
+) -> None:  # fmt: skip
+    """One key dimension: what is left of it, and what each node has written there."""
+    mixer = read(state + at.SETTLED_MIXER)
+    dim, size = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM)
+    keys, updates = read(state + at.SETTLED_KEYS), read(state + at.SETTLED_UPDATES)
+    for i in range(row * size, (row + 1) * size, 64):
+        value = mul(load(source + i), broadcast(left))
+        for n in range(count):
+            place = read(path + 8 * n) * heads + head
+            weight = read_float(weights + 4 * n) * read_float(keys + place * dim + 4 * row)
+            value = fma(broadcast(weight), load(updates + place * size + i - row * size), value)
+        store(target + i, value)
