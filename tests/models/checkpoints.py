@@ -599,6 +599,7 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
     "falcon_h1": _WIDE_MAMBA2,
     "falcon_h1-normed": _WIDE_MAMBA2,
     "falcon_h1-gated": _WIDE_MAMBA2,
+    "bamba": _WIDE_MAMBA2 | {"num_attention_heads": 1},
 }
 """Sizes that compiled passes take."""
 

@@ -18,6 +18,7 @@ from tiny_checkpoint import TARGET, TOKENIZER
 from paceline import LLM, SamplingParams
 from paceline.models import load_runner
 from paceline.models.state.arena import blocks_for
+from paceline.models.state.cache_memory import STATES_HELD
 from paceline.tree import EMPTY_TREE, TokenTree
 
 VOCABULARY = json.loads((TARGET / "config.json").read_text(encoding="utf-8"))["vocab_size"]
@@ -104,7 +105,7 @@ def test_models_without_keys_have_blocks_of_a_size(tmp_path: Path) -> None:
     assert runner.native.arena.nbytes == 0
     runner.memory.set_limit(None)
     assert 0 < runner.memory.capacity < 2**40
-    runner.memory.set_limit(8 * runner.memory.block_bytes)
+    runner.memory.set_limit(8 * runner.memory.block_bytes + STATES_HELD * runner.memory.state_bytes)
     assert runner.memory.capacity == 7
     sequence = runner.open()
     with torch.inference_mode():

@@ -301,6 +301,7 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("granitemoehybrid", _fields(residual_multiplier=1.0)),
     ("granitemoehybrid-wide", _fields(residual_multiplier=1.0)),
     ("granitemoehybrid", _mixer(norm_groups=1)),
+    ("granitemoehybrid-wide", _fields(residual_multiplier=1.0)),
     ("falcon_h1-normed", _mixer(norm="gated_after")),
     ("falcon_h1", _mixer(steps=(0.1, 0.5))),
     ("qwen3_next", _moe(shared_gate=False)),

@@ -6,9 +6,11 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.checkpoints import spec_from_config
 from paceline.checkpoints.weights import targets
+from paceline.models.passes.eligibility import unsupported
 
 _LFM2 = {"vocab_size": 65536, "num_hidden_layers": 16, "num_key_value_heads": 8, "conv_L_cache": 3, "norm_eps": 1e-5}
 _LFM2 |= {"full_attn_idxs": [2, 5, 8, 10, 12, 14], "block_auto_adjust_ff_dim": True, "block_multiple_of": 256}
@@ -140,6 +142,17 @@ def test_a_published_model_has_as_many_weights_as_its_card_says(name: str) -> No
     spec = spec_from_config(config | {"torch_dtype": "bfloat16"})
     assert spec.states
     assert sum(target.size for target in targets(spec)) == pytest.approx(wanted, rel=4e-3)
+
+
+@pytest.mark.parametrize("name", ["Mamba-Codestral-7B", "Nemotron-Nano-9B-v2"])
+def test_layers_of_one_part_are_not_for_compiled_passes(name: str) -> None:
+    spec = spec_from_config(CONFIGS[name][0])
+    assert unsupported(spec, torch.float32, torch.device("cpu")) == "layers without an MLP, or that are one alone"
+
+
+@pytest.mark.parametrize("name", ["Bamba-9B", "Granite-4.0-H-1B"])
+def test_layers_of_a_mixer_and_an_mlp_are(name: str) -> None:
+    assert unsupported(spec_from_config(CONFIGS[name][0]), torch.float32, torch.device("cpu")) is None
 
 
 def test_a_layer_less_is_noticed() -> None:

@@ -56,14 +56,14 @@ def mixer_tensors(mixer: MixerSpec, hidden: int, layer: str) -> Iterator[Canonic
         yield from _short_conv(mixer, hidden, at)
     elif isinstance(mixer, DeltaSpec):
         yield from _delta(mixer, hidden, at)
-    elif isinstance(mixer, SimpleUnitSpec):
-        yield from _simple_unit(mixer, hidden, at)
     elif isinstance(mixer, KimiDeltaSpec):
         yield from _kimi_delta(mixer, hidden, at, f"{layer}self_attn.")
     elif isinstance(mixer, LightNetSpec):
         yield from _light_net(mixer, hidden, at)
     elif isinstance(mixer, MambaSpec):
         yield from _mamba(mixer, hidden, at)
+    elif isinstance(mixer, SimpleUnitSpec):
+        yield from _simple_unit(mixer, hidden, at)
     else:
         yield from _mamba2(mixer, hidden, at)
 

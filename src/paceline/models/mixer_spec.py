@@ -22,6 +22,7 @@ class StateShape:
             none.
         heads, key_dim, value_dim: of its recurrence; 0 heads where there is none.
         by_channel: a head's decay is a number for each dimension of its keys, not one.
+        wide: columns are kept in float32 or wider, whatever the model's dtype.
     """
 
     channels: int = 0
@@ -30,6 +31,7 @@ class StateShape:
     key_dim: int = 0
     value_dim: int = 0
     by_channel: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,24 +160,6 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimpleUnitSpec:
-    """The simpler simple recurrent unit: relu(c), where c is a gate times the last c, and the rest of it times an
-    input.
-
-    Attributes:
-        width: numbers of c, each a head of its own.
-    Source: From Research to Production and Back (D19-5632).
-    """
-
-    width: int
-    kind: Literal["ssru"] = "ssru"
-
-    @property
-    def state(self) -> StateShape:
-        return StateShape(heads=self.width, key_dim=1, value_dim=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec:
     """A Mamba mixer: each channel is a head of its own, with a decay for each number of its state.
 
@@ -234,8 +218,26 @@ class LightNetSpec:
         """The column before a token is that of its sums (`RecurrentStep.log_sums`)."""
         return StateShape(
             channels=self.keys, taps=2, heads=self.heads, key_dim=self.key_dim, value_dim=self.value_dim,
-            by_channel=True,
+            by_channel=True, wide=True,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimpleUnitSpec:
+    """The simpler simple recurrent unit: relu(c), where c is a gate times the last c, and the rest of it times an
+    input.
+
+    Attributes:
+        width: numbers of c, each a head of its own.
+    Source: From Research to Production and Back (D19-5632).
+    """
+
+    width: int
+    kind: Literal["ssru"] = "ssru"
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(heads=self.width, key_dim=1, value_dim=1)
 
 
 MixerSpec = ShortConvSpec | DeltaSpec | KimiDeltaSpec | Mamba2Spec | MambaSpec | LightNetSpec | SimpleUnitSpec

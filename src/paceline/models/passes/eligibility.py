@@ -40,7 +40,9 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
     reasons = {
         "the device is not the CPU": device.type == "cpu",
         "mixers of such kinds and sizes": _mixers_fit(spec),
-        "layers of one part alone": all(layer.mlp and (layer.attention or layer.mixer) for layer in spec.layers),
+        "layers without an MLP, or that are one alone": all(
+            layer.mlp and (layer.attention or layer.mixer is not None) for layer in spec.layers
+        ),
         "a squared activation": spec.activation != "relu2",
         f"dtype {dtype}": dtype in {torch.float32, torch.bfloat16},
         "a negative attention scale": spec.scale > 0,
@@ -60,7 +62,7 @@ def _mixers_fit(spec: ModelSpec) -> bool:
         if isinstance(mixer, Mamba2Spec):
             whole = mixer.inner // mixer.norm_groups % 32 == mixer.inner % STRIP == 0
         if isinstance(mixer, DeltaSpec):
-            whole = mixer.value_dim % 32 == mixer.state.channels % STRIP == 0
+            whole = not mixer.in_turn and mixer.value_dim % 32 == mixer.state.channels % STRIP == 0
         if isinstance(mixer, ShortConvSpec):
             whole = mixer.channels % STRIP == 0
         sizes = (shape.channels, shape.key_dim, shape.value_dim)

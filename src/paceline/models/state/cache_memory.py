@@ -98,7 +98,7 @@ class ArenaMemory:
 
     @property
     def _blocks_of_state(self) -> int:
-        return -(-self.state_bytes // self._arena.block_bytes)
+        return -(-self.state_bytes // max(self._arena.block_bytes, LEAST_BYTES))
 
     @property
     def capacity(self) -> int:

@@ -93,8 +93,8 @@ class _Rows(NamedTuple):
 
     def log_sums(self, layer: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         state, new, done = self.part.layers[layer], logits[self.start : self.stop], self.segment.done
-        first = state.columns.to(new) if self.part.length else torch.full_like(new[:1], -torch.inf)
-        line = torch.cat([first, state.node_columns[:done].to(new)])
+        first = state.columns if self.part.length else torch.full_like(new[:1], -torch.inf)
+        line = torch.cat([first, state.node_columns[:done]])
         if self.segment.tree is None:
             line = torch.cat([line[:done], torch.cat([line[done:], new]).logcumsumexp(0)])
             before = line[done:-1]
