@@ -91,11 +91,11 @@ def ours(folder: Path, kind: str, threads: int) -> Ours:
         cache = runner.open(0, inputs)
         runner.encode([cache])
         encoded = perf_counter()
-        before = len(transcriber.costs)
+        before = transcriber.cost.tokens
         text = transcriber.transcribe([audio], ENGLISH)[0].text
         found = {"encode": encoded - start, "decode": perf_counter() - encoded, "text": text}
         runner.release(cache)
-        return found | {"tokens": sum(cost.tokens for cost in transcriber.costs[before:])}
+        return found | {"tokens": transcriber.cost.tokens - before}
 
     return Ours(transcriber, run, llm.runner.info.weight_bytes)
 
@@ -165,12 +165,12 @@ def original(name: str) -> Path:
 
 def captions(transcriber: Transcriber, audio: Any) -> dict[str, Any]:
     """The clip as it grows by a second at a time."""
-    before, draft, start = len(transcriber.costs), (), perf_counter()
+    before, draft, start = transcriber.cost, (), perf_counter()
     for end in range(16_000, len(audio) + 16_000, 16_000):
         heard = transcriber.hear(audio[:end], ENGLISH, draft)
         draft = heard.segments
-    seconds, costs = perf_counter() - start, transcriber.costs[before:]
-    tokens, passes = sum(cost.tokens for cost in costs), sum(cost.passes for cost in costs)
+    seconds, cost = perf_counter() - start, transcriber.cost
+    tokens, passes = cost.tokens - before.tokens, cost.passes - before.passes
     same = heard.text == transcriber.transcribe([audio], ENGLISH)[0].text
     if not same:
         sys.exit("captions give another text than the same audio at once; no figure is kept")

@@ -2,10 +2,11 @@
 
 The pages of methods and of the command line, the API's fields, the exactness table and the tables of measured speeds
 come from the registries, docstrings, signatures and `benchmarks/results`; README, CONTRIBUTING and CHANGELOG become
-pages as they are. Nothing that is made here is committed. `methods.toml` adds to a method's page when it helps and what
-it lacks.
+pages as they are. `methods.toml` adds to a method's page when it helps and what it lacks. Nothing that is made here is
+committed, but for the table of request fields in `serving.md`, which people read in the repository too.
 
 usage: mkdocs serve, mkdocs build --strict
+       python docs/generate.py, which writes that table
 """
 
 from __future__ import annotations
@@ -413,6 +414,13 @@ def request_fields() -> str:
     return "\n".join(lines)
 
 
+def with_request_fields(page: str) -> str:
+    """The page of the server with the table of request fields as it is now."""
+    before, _, rest = page.partition("| fields | requests |")
+    after = rest.partition("\n\n")[2]
+    return f"{before}{request_fields()}\n\n{after}"
+
+
 # Benchmarks
 
 
@@ -458,7 +466,6 @@ MADE: dict[str, Callable[..., str]] = {
     "example": example,
     "exactness": exactness,
     "fields": fields,
-    "request_fields": request_fields,
     "speeds": speeds,
     "screening": screening,
 }
@@ -514,3 +521,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """What is made within a page."""
     return filled(markdown)
+
+
+if __name__ == "__main__":
+    server = HERE / "serving.md"
+    server.write_text(with_request_fields(server.read_text("utf-8")), "utf-8")

@@ -140,6 +140,13 @@ def test_limits_of_keys_are_in_the_text_of_the_page() -> None:
     assert rows == re.findall(r"^\| `[a-z_]+` \| .* \|$", page.partition("\n### ")[0], re.MULTILINE)[1:]
 
 
+def test_the_table_of_request_fields_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert MADE.with_request_fields(page) == page, "run python docs/generate.py"
+    monkeypatch.setattr("paceline.serving.fields.TABLE", ())
+    assert MADE.with_request_fields(page) != page, "the control"
+
+
 def test_examples_of_methods_run() -> None:
     plain, count = LLM(speculative_config=None), 0
     for page in MADE.methods().values():

@@ -33,7 +33,7 @@ def captioned(llm: LLM, *, drafts: bool, language: str | None = "en") -> tuple[l
         live.feed(samples[start : start + 48_000])
         words += live.update()
         assert list(live.stable) == words
-    return [*words, *live.finish()], live, sum(cost.passes for cost in transcriber.costs)
+    return [*words, *live.finish()], live, transcriber.cost.passes
 
 
 def test_drafts_leave_the_words_as_they_are_and_save_passes(llm: LLM) -> None:

@@ -18,7 +18,7 @@ from tiny_whisper import sound, wav
 from paceline import LLM
 from paceline.errors import ConfigError, PromptError
 from paceline.speech import LogMel, Segment, Thresholds, Transcript
-from paceline.transcriber import Caller, Transcriber, TranscriptionParams, WindowCost
+from paceline.transcriber import Caller, DecodingCost, Transcriber, TranscriptionParams
 
 ALL = Thresholds(compression_ratio=None, avg_logprob=None, no_speech_prob=None)
 """Nothing is doubtful, nothing silent: the texts of a random model are both."""
@@ -100,7 +100,7 @@ def test_a_window_is_read_by_the_encoder_once(llm: LLM) -> None:
     transcriber, before = Transcriber(llm), llm.runner.sources_read
     params = TranscriptionParams(words=True, thresholds=replace(ALL, avg_logprob=0.0))
     list(transcriber.stream(sound(20), replace(params, thresholds=params.thresholds)))
-    windows = len(transcriber.costs) // 6  # all temperatures are tried
+    windows = transcriber.cost.attempts // 6  # all temperatures are tried
     assert llm.runner.sources_read - before == windows, "for its language, six attempts and the times of its words"
     assert not llm.runner.sources_held
 
@@ -134,10 +134,37 @@ def test_short_audio_and_silence(llm: LLM) -> None:
     never = replace(PARAMS, thresholds=replace(ALL, no_speech_prob=0.0), temperature=(0.0,))
     transcriber = Transcriber(llm)
     assert transcriber.transcribe([silence], never)[0].segments == ()
-    assert len(transcriber.costs) == 2, "silent windows are passed over whole"
+    assert transcriber.cost.attempts == 2, "silent windows are passed over whole"
     assert transcriber.transcribe([silence], PARAMS)[0].segments, "the control: nothing is silent"
     with pytest.raises(PromptError, match="the audio is empty"):
         transcriber.transcribe([np.zeros(0, np.float32)])
+
+
+def test_what_windows_take_is_one_sum(llm: LLM) -> None:
+    """However many there were, so that a transcriber may be kept for good."""
+    transcriber = Transcriber(llm)
+    transcriber.transcribe([sound(4)], PARAMS)
+    first = transcriber.cost
+    assert first == DecodingCost(1, first.tokens, first.tokens), "the control: without drafts a pass for each token"
+    transcriber.transcribe([sound(4)] * 3, PARAMS)
+    assert transcriber.cost == DecodingCost(4, 4 * first.tokens, 4 * first.passes)
+
+
+@pytest.mark.parametrize("sign", ["<|notimestamps|>", "<|startoftranscript|>", "<|endoftext|>"])
+def test_a_prompt_is_text_whatever_it_spells(sign: str, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    make = llm.request
+
+    def noted(prompt: Any, params: Any) -> Any:
+        asked.append(prompt.tokens)
+        return make(prompt, params)
+
+    monkeypatch.setattr(llm, "request", noted)
+    transcriber = Transcriber(llm)
+    transcriber.transcribe([sound(2)], replace(PARAMS, prompt=sign))
+    before = asked[0][1 : asked[0].index(transcriber.tokens.start)]
+    assert llm.tokenizer.decode(before, skip_special_tokens=False) == f" {sign}"
+    assert max(before) < transcriber.tokens.end <= max(llm.tokenizer.encode(sign)), "the control: it spells a token"
 
 
 # ------------------------------------------------------------------------------------------------ several audios
@@ -193,15 +220,15 @@ def test_one_audio_or_a_list(llm: LLM, tmp_path: Path) -> None:
 def heard(llm: LLM) -> dict[str, Any]:
     """A sound whose window ends in a segment, its transcript and what that cost."""
     transcriber, samples = Transcriber(llm), sound(20, 2)
-    return {"samples": samples, "transcript": transcriber.hear(samples, PARAMS), "cost": transcriber.costs[0]}
+    return {"samples": samples, "transcript": transcriber.hear(samples, PARAMS), "cost": transcriber.cost}
 
 
-def cost_with(llm: LLM, heard: dict[str, Any], draft: list[Segment]) -> WindowCost:
+def cost_with(llm: LLM, heard: dict[str, Any], draft: list[Segment]) -> DecodingCost:
     """Of the same sound with a draft; what comes of it must be the same."""
     transcriber = Transcriber(llm)
     check_same(transcriber.hear(heard["samples"], PARAMS, draft), heard["transcript"])
-    assert sum(one.tokens for one in transcriber.costs) == heard["cost"].tokens
-    return transcriber.costs[0]
+    assert transcriber.cost.tokens == heard["cost"].tokens
+    return transcriber.cost
 
 
 def edited(transcript: Transcript, change: int) -> list[Segment]:
@@ -307,6 +334,8 @@ def test_languages(llm: LLM, english: LLM) -> None:
     Transcriber(english).check(PARAMS)
     with pytest.raises(ConfigError, match="language must be one of de, en, haw, got 'fr'"):
         Transcriber(llm).check(replace(PARAMS, language="fr"))
+    with pytest.raises(ConfigError, match="language must be one of de, en, haw, got ''"):
+        Transcriber(llm).check(replace(PARAMS, language=""))
     Transcriber(llm).check(replace(PARAMS, language=None))
 
 

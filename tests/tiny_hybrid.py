@@ -19,8 +19,8 @@ from paceline.checkpoints import Checkpoint, load_weights, read_config, spec_fro
 from paceline.models import ModelSpec
 from paceline.models.runners import RecurrentRunner
 
-KINDS = {"convolution": "lfm2", "mamba2": "granitemoehybrid", "delta": "qwen3_5_text"}
-"""The checkpoint case of each kind of mixer."""
+KINDS = {"convolution": "lfm2-wide", "mamba2": "granitemoehybrid-wide", "delta": "qwen3_5_text-wide"}
+"""The checkpoint case of each kind of mixer, of sizes that compiled passes take."""
 
 
 def write(folder: Path, kind: str = "mamba2", seed: int = 0, **changes: Any) -> Path:

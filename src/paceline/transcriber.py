@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import torch
@@ -163,11 +164,20 @@ ANYBODY: Final = Caller()
 
 
 @dataclass(frozen=True, slots=True)
-class WindowCost:
-    """What a window took: `tokens` that were sampled in `passes` of the decoder, over all attempts."""
+class DecodingCost:
+    """What it took to decode windows.
 
-    tokens: int
-    passes: int
+    Attributes:
+        attempts: at windows, each of which may have several.
+        tokens: that were sampled. passes: of the decoder.
+    """
+
+    attempts: int = 0
+    tokens: int = 0
+    passes: int = 0
+
+    def __add__(self, other: DecodingCost) -> DecodingCost:
+        return DecodingCost(self.attempts + other.attempts, self.tokens + other.tokens, self.passes + other.passes)
 
 
 @dataclass(slots=True)
@@ -205,7 +215,7 @@ class Transcriber:
 
     Attributes:
         tokens: the checkpoint's special ids.
-        costs: of the windows so far.
+        cost: of everything so far, on all threads.
     Raises:
         ConfigError: another model.
     """
@@ -220,7 +230,7 @@ class Transcriber:
         rule = f"be {self.tokens.context} for speech, which a window and the text before it may take"
         need(most >= self.tokens.context, "max_model_len", rule, most)
         self._drafting: SpeechModel | None = None
-        self.costs: list[WindowCost] = []
+        self.cost, self._counting = DecodingCost(), Lock()
 
     def check(self, params: TranscriptionParams) -> None:
         """Reject what this model cannot do, before an audio is read.
@@ -228,7 +238,9 @@ class Transcriber:
         Raises:
             ConfigError: a language or task that the model does not know.
         """
-        language = params.language or (next(iter(self.tokens.languages)) if self.tokens.multilingual else None)
+        language = params.language
+        if language is None and self.tokens.multilingual:
+            language = next(iter(self.tokens.languages))
         self.tokens.prompt(language=language, task=params.task)
 
     def transcribe(self, audios: Sequence[Samples], params: TranscriptionParams | None = None) -> list[Transcript]:
@@ -311,7 +323,7 @@ class Transcriber:
         mel, tokens = self._mel, self.tokens
         count, seek, segments = mel.frame_count(samples), 0, list[Segment]()
         language = None if params.language is None else language_code(params.language)
-        start = self._llm.tokenizer.encode(f" {params.prompt.strip()}", False) if params.prompt.strip() else []
+        start = self._llm.tokenizer.encode_plain(f" {params.prompt.strip()}") if params.prompt.strip() else []
         before = PreviousText(start, kept=params.condition_on_previous_text)
         while seek < count:
             inputs = Inputs(features={"input_features": mel.window(samples, seek)})
@@ -425,7 +437,8 @@ class Transcriber:
                 raise PacelineError(f"a window could not be decoded: {error}")
             assert request.kept_logits is not None
             window.sampled, window.logits = list(output.outputs[0].token_ids), torch.cat(request.kept_logits)
-            self.costs.append(WindowCost(len(window.sampled), output.metrics.num_steps))
+            with self._counting:
+                self.cost += DecodingCost(1, len(window.sampled), output.metrics.num_steps)
 
     def _expecting(self) -> SpeechModel:
         """The same model with a drafter that reads predictions."""

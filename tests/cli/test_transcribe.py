@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import soundfile
 import tiny_whisper
 from command import Command, Terminal, arrive
 from tiny_whisper import sound, wav
@@ -20,8 +24,7 @@ from tiny_whisper import sound, wav
 from paceline import LLM
 from paceline.cli.live_audio import AudioSource
 from paceline.cli.main import main
-from paceline.errors import PromptError
-from paceline.speech import Transcript, write_transcript
+from paceline.speech import AudioLimits, Transcript, write_transcript
 from paceline.transcriber import HeardWindow, Transcriber
 
 FAST = ("--dtype", "float32", "--threads", "1", "-s", "null")
@@ -86,12 +89,29 @@ def test_several_audios(run: Command, whisper: Path, talk: Path, expected: Trans
     assert (tmp_path / "other.txt").exists()
 
 
+def test_one_of_several_that_cannot_be_read_is_passed_over(
+    run: Command, whisper: Path, talk: Path, expected: Transcript, tmp_path: Path
+) -> None:
+    (tmp_path / "text.wav").write_text("no audio at all")
+    found = run("transcribe", tmp_path / "text.wav", talk, "-m", whisper, "--language", "en", *FAST)
+    assert found.out == f"--- {talk} ---\n{write_transcript(expected, 'txt')}"
+    told = "cannot be read as audio (Format not recognised); wav, flac, ogg and mp3 can"
+    assert (found.code, found.line) == (2, f"{tmp_path / 'text.wav'} {told}")
+    assert run("transcribe", talk, talk, "-m", whisper, *FAST).code == 0, "the control"
+
+
 def test_standard_input_and_figures(run: Command, whisper: Path, talk: Path, expected: Transcript) -> None:
     given = ("-m", whisper, "--language", "en", "--stats", *FAST)
     found = run("transcribe", *given, stdin=talk.read_bytes())
     assert found.out == write_transcript(expected, "txt")
     assert "real-time factor" in found.err
     assert "tokens a pass" in found.err
+
+
+def test_the_seed_decides_what_is_drawn(run: Command, whisper: Path, talk: Path) -> None:
+    given = ("transcribe", talk, "-m", whisper, "--language", "en", "--temperature", 1, *FAST)
+    texts = [run(*given, *seed).out for seed in ((), ("--seed", 0), ("--seed", 7))]
+    assert texts[0] == texts[1] != texts[2]
 
 
 def test_what_was_understood_before_ctrl_c_is_kept(
@@ -162,6 +182,7 @@ def test_a_file_is_replaced_as_a_whole(
         (("TALK", "--temperature", "9"), "temperature must be a number in 0..2, got 9.0"),
         (("TALK", "TALK", "--format", "srt"), "--format srt of several audios needs --output FOLDER"),
         (("TALK", "TALK", "-o", "."), "several texts would go to 'talk.txt'"),
+        (("TALK", "-o", "TALK"), "is an audio that is to be read; name another file"),
         (("TALK", "TALK", "-o", "new.txt"), "--output must be a folder for several audios, got 'new.txt'"),
         (("-", "-"), "standard input can be read once"),
         (("TALK", "--live", "--format", "srt"), "--format must be one of txt, json, got 'srt'"),
@@ -187,6 +208,46 @@ def test_wrong_values(
     found = run("transcribe", *words, "-m", whisper, *FAST)
     assert found.code == 2
     assert line in found.line
+
+
+@pytest.mark.parametrize("live", [(), ("--live",)])
+def test_standard_input_that_is_closed_and_what_is_no_file(
+    live: tuple[str, ...], run: Command, talk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, got in (
+        (tmp_path / "pipe", "a pipe or a device; send what it holds to standard input"),
+        (tmp_path, "a folder"),
+        ("", "no file"),
+    ):
+        assert f"{str(name)!r} must be an audio file" in (line := run("transcribe", name, *live, "-m", talk).line)
+        assert line.endswith(f", got {got}")
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["transcribe", *live, "-m", str(talk)]) == 2
+
+
+class Endless(io.RawIOBase):
+    """Zeros, as long as they are read, but not for ever."""
+
+    count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.count += len(buffer)
+        assert self.count < 10**7
+        buffer[:] = bytes(len(buffer))
+        return len(buffer)
+
+
+def test_no_more_of_standard_input_is_read_than_may_be_used(
+    whisper: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Endless())))
+    monkeypatch.setattr("paceline.speech.AudioLimits", partial(AudioLimits, max_bytes=10**6))
+    assert main(["transcribe", "-m", str(whisper), *FAST]) == 2
+    assert capsys.readouterr().err == "paceline: the audio has 1000001 bytes; 1000000 at most are read\n"
 
 
 def test_all_files_are_checked_before_the_model(
@@ -220,16 +281,13 @@ def test_files_that_are_no_audio(run: Command, whisper: Path, tmp_path: Path) ->
     assert "cannot be read as audio" in found.line
 
 
-def test_decoders_say_nothing_beside_us(
-    whisper: Path, talk: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def talks(*arguments: Any) -> None:
-        os.write(2, b"Warning: Xing stream size off by more than 1%\n")
-        raise PromptError("talk.mp3 is cut off")
-
-    monkeypatch.setattr("paceline.speech.load_audio", talks)
-    assert main(["transcribe", str(talk), "-m", str(whisper), *FAST]) == 2
-    assert capfd.readouterr().err == "paceline: talk.mp3 is cut off\n"
+def test_decoders_say_nothing_beside_us(whisper: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "talk.mp3"
+    soundfile.write(file, sound(4, 2), 16_000, format="MP3")
+    file.write_bytes(file.read_bytes()[:4000])
+    assert main(["transcribe", str(file), "-m", str(whisper), *FAST]) == 2
+    line = r"paceline: \S*talk.mp3 is cut off or damaged: [0-9.]+ of 4.00 s can be read; get the whole file\n"
+    assert re.fullmatch(line, capfd.readouterr().err)
 
 
 # ------------------------------------------------------------------------------------------------ live
@@ -313,7 +371,8 @@ def test_captions_of_files_that_are_no_audio(
 
 
 def test_other_commands_and_models_that_read_speech(run: Command, whisper: Path) -> None:
-    found = run("verify", "-m", whisper, *FAST)
-    assert (found.code, "reads speech, no text" in found.line) == (2, True)
+    for command in (("verify", *FAST), ("bench", *FAST[:4])):
+        found = run(command[0], "-m", whisper, *command[1:])
+        assert (found.code, "reads speech, no text" in found.line) == (2, True)
     found = run("warmup", "-m", whisper, *FAST[:-2])
     assert (found.code, "paceline: " in found.err) == (0, False)

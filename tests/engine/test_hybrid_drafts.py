@@ -69,14 +69,15 @@ def plain(
     return tokens(run(engine(hybrid(kind)), prompts, params))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(("kind", "crew"), [*product(KINDS, ["chains", "trees"]), *(("mamba2", c) for c in CREWS)])
-def test_drafts_change_no_token(kind: str, crew: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_change_no_token(kind: str, crew: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def backwards(self: RecurrentPart, length: int) -> None:
         raise AssertionError("a state was taken back")
 
     monkeypatch.setattr(RecurrentPart, "truncate", backwards)
-    draft = hybrid(kind, noise=NOISE)
-    found = run(drafting(hybrid(kind), crew, draft), PROMPTS, GREEDY)
+    draft = hybrid(kind, noise=NOISE, compiled=compiled)
+    found = run(drafting(hybrid(kind, compiled=compiled), crew, draft), PROMPTS, GREEDY)
     assert tokens(found) == plain(kind)
     assert not any(request.metrics.dropped_drafters for request in found)
     accepted = [request.metrics.num_accepted_tokens for request in found]

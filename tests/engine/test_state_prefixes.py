@@ -85,9 +85,10 @@ def cold(kind: str, prompts: Sequence[Sequence[int]], params: SamplingParams = G
     return decode(engine(hybrid(kind), enable_prefix_caching=False), prompts, params)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prompt_that_is_known_is_not_read_again(kind: str) -> None:
-    runner = hybrid(kind)
+def test_a_prompt_that_is_known_is_not_read_again(kind: str, compiled: bool) -> None:
+    runner = hybrid(kind, compiled=compiled)
     read, live, wanted = Read(runner), engine(runner), cold(kind, [PROMPT])
     first = decode(live, [PROMPT])
     assert sum(read.since()) == 199
@@ -102,15 +103,17 @@ def test_a_prompt_that_is_known_is_not_read_again(kind: str) -> None:
     assert apart(found, cold(kind, [longer])) < 1e-3
 
 
-def test_the_comparison_catches_a_state_that_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    live, wanted = engine(hybrid()), cold("mamba2", [PROMPT])
-    decode(live, [PROMPT])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_comparison_catches_a_state_that_is_forgotten(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = PROMPT[:194]
+    live, wanted = engine(hybrid(kind)), cold(kind, [prompt])
+    decode(live, [prompt])
 
     def forgetting(self: RecurrentPart, length: int, state: Any) -> None:
         self.length = length
 
     monkeypatch.setattr(RecurrentPart, "begin_with", forgetting)
-    again = decode(live, [PROMPT])
+    again = decode(live, [prompt])
     assert again[0].num_cached_tokens == 192
     assert apart(again, wanted) > 0.1
 

@@ -17,7 +17,8 @@ from marian_reference import MarianReference
 from paceline.checkpoints import MarianCheckpoint, marian_path, read_marian
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import Inputs, load_runner
-from paceline.models.state.recurrent import LayerState
+from paceline.models.state import recurrent
+from paceline.models.state.recurrence import state_after
 from paceline.tree import TokenTree
 
 KINDS = ("rnn", "self-attention")
@@ -213,7 +214,6 @@ def test_neighbours_change_nothing(kind: str, made: Any) -> None:
 def test_a_commit_of_other_nodes_is_seen(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of what is compared here: without its last node, what a path leaves behind gives other logits."""
     reference, runner = made("rnn")
-    committed = LayerState.committed
 
     def commit() -> torch.Tensor:
         cache = opened(runner)
@@ -225,7 +225,7 @@ def test_a_commit_of_other_nodes_is_seen(made: Any, monkeypatch: pytest.MonkeyPa
 
     want = reference.text_logits(SOURCE, [*TEXT[1:5], 8, 11, 33])[-1:]
     torch.testing.assert_close(commit(), want, **CLOSE)
-    monkeypatch.setattr(LayerState, "committed", lambda state, nodes: committed(state, nodes[:-1]))
+    monkeypatch.setattr(recurrent, "state_after", lambda state, path: state_after(state, path.first(1)))
     assert (commit() - want).abs().max() > 10 * CLOSE["atol"]
 
 

@@ -12,7 +12,7 @@ import pytest
 import tiny_encoder_decoder
 from serving.conftest import Live, serve
 
-from paceline import LLM, AsyncLLM, SamplingParams
+from paceline import LLM, AsyncLLM, PromptError, SamplingParams
 from paceline.llm import BUNDLED
 from paceline.serving import warm_up
 
@@ -80,7 +80,13 @@ def test_predictions_are_drafted_from(translating: Live, translator: LLM) -> Non
 
 
 def test_what_does_not_suit_is_named(translating: Live) -> None:
-    assert translating.error(PATH, prompt="x", echo=True)["param"] == "echo"
+    for name, value, nothing in (
+        ("echo", True, False), ("truncate_prompt_tokens", 1, None), ("prompt_logprobs", 0, None)
+    ):  # fmt: skip
+        error = translating.error(PATH, prompt="x", **{name: value})
+        wanted = f"{name} cannot be used with an encoder-decoder model; leave it out"
+        assert (error["param"], error["message"]) == (name, wanted)
+        translating.ok(PATH, prompt="x", **GREEDY, **{name: nothing})
     for body in ({"prompt": "", "add_special_tokens": False}, {"prompt": "x", "encoder_prompt": "y"}):
         error = translating.error(PATH, **body)
         assert error["param"] == ("encoder_prompt" if "encoder_prompt" in body else "prompt")
@@ -92,6 +98,36 @@ def test_what_does_not_suit_is_named(translating: Live) -> None:
     assert error["param"] == "messages"
     assert "bundled " in error["message"]
     assert "/v1/completions takes the source" in error["message"]
+
+
+@pytest.mark.parametrize("made", ["bart", "moonshine"])
+def test_what_an_encoder_cannot_read_is_told_in_words_of_requests(made: str, tmp_path: Path) -> None:
+    """With the name that the model is served under, and neither its folder nor an argument of Python."""
+    tiny_encoder_decoder.make(made, tmp_path, vocab_size=VOCABULARY)
+    for file in (BUNDLED / "target").glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    llm = LLM(tmp_path, dtype="float32", speculative_config=None)
+    if made == "bart":
+        wrong, told = (
+            list(range(65)),
+            "the prompt, which is the source, has 65 tokens, which become 65 rows of the encoder of bundled, ",
+        )
+        assert str(tmp_path) in str(raised(llm, wrong)), "the control: the library names the folder"
+    else:
+        wrong, told = [7], "bundled reads no text; it reads input_values, which no request of this server holds; "
+    for live in serve(AsyncLLM(llm)):
+        for path, more in ((PATH, {}), (PATH, {"stream": True}), ("/completion", {})):
+            error = live.error(path, prompt=wrong, **more)
+            assert (error["param"], error["message"].startswith(told)) == ("prompt", True)
+            assert str(tmp_path) not in error["message"]
+        other = live.error(PATH, 404, model=str(tmp_path), prompt="x")["message"]
+        assert str(tmp_path)[:40] in other, "what a client has written is told as it is"
+
+
+def raised(llm: LLM, tokens: list[int]) -> PromptError:
+    with pytest.raises(PromptError) as error:
+        llm.generate({"encoder_prompt": tokens})
+    return error.value
 
 
 def test_conversations_are_refused_whether_there_is_a_template_or_none(translator: LLM, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -19,8 +20,9 @@ from tiny_whisper import sound, wav
 from paceline import LLM, AsyncLLM
 from paceline.config import ServerConfig
 from paceline.serving import front_app, warm_up
-from paceline.speech import Transcript, write_transcript
-from paceline.transcriber import Transcriber
+from paceline.serving.request_log import LogFields
+from paceline.speech import Transcript, load_audio, write_transcript
+from paceline.transcriber import Transcriber, TranscriptionParams
 
 PATH = "/v1/audio/transcriptions"
 TRANSLATE = "/v1/audio/translations"
@@ -167,6 +169,19 @@ def test_wrong_files_are_named(file: bytes | None, line: str, hearing: Live) -> 
     assert line in error["message"]
 
 
+def test_files_that_cannot_be_kept_are_the_servers_fault(hearing: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that the form keeps in memory, and one that it puts on the disk."""
+    files = TALK, wav(sound(60))
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    for file in files:
+        answer = send(hearing, file=file)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (500, "store_failed")
+        assert error["message"] == "the file cannot be kept (No such file or directory)"
+    monkeypatch.undo()
+    assert [send(hearing, file=file).status_code for file in files] == [200, 200]
+
+
 def test_sizes_types_and_models(hearing: Live, live: Live) -> None:
     answer = send(hearing, file=bytes(4_200_000))
     error = answer.json()["error"]
@@ -193,8 +208,9 @@ def test_forms_that_are_none_are_answered(hearing: Live) -> None:
         answer = hearing.http.post(PATH, **body)  # type: ignore[arg-type]
         assert answer.status_code in (400, 413), body
         assert answer.json()["error"]["message"]
-    several, unbounded = (hearing.http.post(PATH, **body).json()["error"] for body in wrong[:2])  # type: ignore[arg-type]
-    assert (several["param"], unbounded["param"]) == ("file", "file")
+    several, unbounded, _, long = (hearing.http.post(PATH, **body).json()["error"] for body in wrong[:4])  # type: ignore[arg-type]
+    assert (several["param"], unbounded["param"], long["param"]) == ("file", "file", "prompt")
+    assert long["message"].startswith("a part without a filename may be at most 65536 bytes long; shorten prompt")
     assert "one audio file" in several["message"]
     assert "boundary" in unbounded["message"]
 
@@ -206,6 +222,20 @@ def test_forms_that_are_none_are_answered(hearing: Live) -> None:
     answer = hearing.http.post(PATH, content=pieces(), headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (413, "file")
     assert send(hearing).status_code == 200
+
+
+def test_english_models_name_what_they_cannot_do(tmp_path: Path) -> None:
+    folder = tiny_whisper.write(tmp_path, multilingual=False)
+    for live in serve(AsyncLLM(LLM(folder, dtype="float32", speculative_config=None))):
+        for path, language, param, got in (
+            (TRANSLATE, "en", "model", "task 'translate'"),
+            (TRANSLATE, "", "model", "task 'translate'"),
+            (PATH, "de", "language", "language 'de'"),
+        ):
+            error = send(live, path, language=language).json()["error"]
+            wanted = f"this model only transcribes English, got {got}; take a multilingual one"
+            assert (error["param"], error["message"]) == (param, wanted)
+        assert send(live).status_code == 200
 
 
 def test_lenient_servers_ignore_fields_and_say_so(whisper: LLM) -> None:
@@ -223,7 +253,7 @@ def test_pages_of_other_origins_may_not_send_forms(hearing: Live) -> None:
 def test_other_routes_say_what_the_model_reads(hearing: Live) -> None:
     error = hearing.error("/v1/completions", prompt="One day")
     assert error["param"] == "prompt"
-    assert "transcribe audio" in error["message"]
+    assert error["message"] == "whisper-1 reads no text; it transcribes audio at /v1/audio/transcriptions"
     turns: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
     for path, body in (
         ("/v1/chat/completions", turns),
@@ -236,6 +266,19 @@ def test_other_routes_say_what_the_model_reads(hearing: Live) -> None:
         assert "whisper-1 " in message
         assert "/v1/audio/transcriptions" in message
         assert str(hearing.model.llm.folder) not in message
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_what_takes_too_long_is_told_and_logged(stream: str, whisper: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "paceline.serving")
+    for live in serve(AsyncLLM(whisper), request_timeout=4.0):
+        with slowed(whisper):
+            answer = send(live, file=wav(sound(90)), stream=stream)
+        last = answer.text.split("data: ")[-2] if stream == "true" else answer.text
+        assert json.loads(last)["error"]["code"] == "timeout"
+        send(live)
+    told = [record.args for record in caplog.records if isinstance(record.args, LogFields) and "path" in record.args]
+    assert [facts.get("error_code") for facts in told] == ["timeout", None]
 
 
 # ------------------------------------------------------------------------------------------------ beside others
@@ -289,7 +332,7 @@ def test_keys_and_metrics(whisper: LLM, tmp_path: Path) -> None:
         assert 'paceline:audio_seconds_total{kind="transcribe"} 4.0' in metrics
 
 
-def test_a_server_keeps_nothing_of_its_windows(whisper: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_transcriber_of_a_server_counts_all_requests(whisper: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Transcriber] = []
 
     def noted(llm: LLM) -> Transcriber:
@@ -297,9 +340,11 @@ def test_a_server_keeps_nothing_of_its_windows(whisper: LLM, monkeypatch: pytest
         return made[-1]
 
     monkeypatch.setattr("paceline.serving.transcriptions.Transcriber", noted)
+    alone = Transcriber(whisper)
+    alone.transcribe([load_audio(TALK)], TranscriptionParams(language="en"))
     for live in serve(AsyncLLM(whisper)):
         assert [send(live).status_code for _ in range(3)] == [200] * 3
-    assert [len(one.costs) for one in made] == [0], "one for all requests"
+    assert [one.cost.tokens for one in made] == [3 * alone.cost.tokens]
 
 
 def test_warming_up_hears_something(whisper: LLM) -> None:

@@ -6,6 +6,7 @@ import io
 import struct
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from paceline.speech.audio import AudioLimits, load_audio
 
 soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
+decoder = pytest.importorskip("paceline.speech.audio_decoder")
 
 TONE = 440.0
 
@@ -144,6 +146,28 @@ def test_bad_audio_is_told_in_one_line(load: Callable[..., np.ndarray], name: st
     assert "\n" not in str(told.value)
 
 
+def in_wav(frames: bytes) -> bytes:
+    """A WAV file of MPEG frames."""
+    form = struct.pack("<HHIIHHHHIHHH", 0x55, 1, 44_100, 8000, 1, 0, 12, 1, 2, 417, 1, 1393)
+    body = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(frames)) + frames
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+@pytest.mark.parametrize("wrap", [bytes, lambda frames: b"ID3\4" + bytes(5) + b"\x0a" + bytes(10) + frames, in_wav])
+def test_what_a_decoder_of_mp3_says_is_told_in_our_line_alone(
+    wrap: Callable[[bytes], bytes], capfd: pytest.CaptureFixture[str]
+) -> None:
+    mp3 = written(tone(4.0, 44_100), 44_100, "MP3", "MPEG_LAYER_III")
+    data = wrap(mp3[: len(mp3) // 3] + bytes(3000) + mp3[len(mp3) // 3 :])
+    with pytest.raises(PromptError, match="the audio is cut off or damaged") as told:
+        load_audio(data)
+    assert "\n" not in str(told.value)
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(decoder.BadAudioError):
+        list(decoder.decoded(io.BytesIO(data), 60.0, 8))
+    assert "Illegal Audio-MPEG-Header" in capfd.readouterr().err, "the control: in this process it talks"
+
+
 def test_limits_are_kept(load: Callable[..., np.ndarray]) -> None:
     with pytest.raises(PromptError, match=r"is longer than 1.5 s; cut it into parts"):
         load(WHOLE, limits=AudioLimits(max_seconds=1.5))
@@ -173,6 +197,12 @@ def test_samples_have_limits_too() -> None:
         load_audio(np.zeros((2, 2, 2)))
     with pytest.raises(PromptError, match="must be floats, int16 or int32, got bool"):
         load_audio(np.zeros(5, bool))
+    with pytest.raises(PromptError, match=r"must have the shape \(n, channels\), got \(2, 16000\); transpose them"):
+        load_audio(tone(1.0, channels=2).T)
+    for loud in (1e10, 1e300):
+        with pytest.raises(PromptError, match=r"no finite numbers, or far beyond -1\.\.1"):
+            load_audio(np.array([0.0, loud]))
+    assert load_audio(np.array([0.0, 30_000.0]))[1] == 30_000.0, "the control: not scaled"
 
 
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:
@@ -180,11 +210,33 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
         load_audio(tmp_path / "nothing.wav")
     with pytest.raises(PromptError, match="must be an audio file, got a folder"):
         load_audio(tmp_path)
+    with pytest.raises(PromptError, match=r"'aaa.* cannot be read \(File name too long\)"):
+        load_audio("a" * 5000)
+    text = tmp_path / "talk.wav"
+    text.write_bytes(WHOLE)
+    with (
+        text.open(encoding="latin-1") as file,
+        pytest.raises(PromptError, match="audio must be a file that is open in binary mode"),
+    ):
+        load_audio(file)
+    with pytest.raises(PromptError, match="in binary mode"):
+        load_audio(io.StringIO(str(text)))
 
 
 def test_a_decoder_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=r"takes more than 0\.01 s to decode"):
         load_audio(WHOLE, isolated=True, limits=AudioLimits(decode_seconds=0.01))
+
+
+def test_no_room_for_what_is_decoded_is_not_blamed_on_the_audio(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "tone.wav"
+    path.write_bytes(WHOLE)
+    monkeypatch.setattr("paceline.speech.audio.TemporaryFile", partial(open, "/dev/full", "w+b", 0))
+    with pytest.raises(OSError, match="No space left on device"):
+        load_audio(path, isolated=True)
+    assert len(load_audio(path)) == 32_000, "the control: nothing is written"
 
 
 def test_a_wav_file_of_nothing_but_chunks_ends() -> None:
@@ -203,5 +255,7 @@ def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_limits_make_sense() -> None:
+    with pytest.raises(ConfigError, match="limits must be AudioLimits, got "):
+        load_audio(WHOLE, limits={"max_seconds": 1})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_seconds must be a number of seconds above 0, got 0"):
         AudioLimits(max_seconds=0)

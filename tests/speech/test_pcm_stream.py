@@ -65,11 +65,14 @@ def test_other_samples_are_named(change: dict[str, int]) -> None:
         ((b"\xff\xf3\x40\xc4" + bytes(140)) * 9, "mp3"),
         (b"fLaC", "flac"),
         (b"OggS", "ogg"),
+        (b"RF64\xff\xff\xff\xffWAVE", "RF64"),
+        (b"\0\0\0\x20ftypM4A ", "mp4 or m4a"),
     ],
 )
 def test_other_files_are_named(piece: int, begin: bytes, kind: str) -> None:
-    with pytest.raises(PromptError, match=rf"the stream is a file of the kind {kind}; "):
+    with pytest.raises(PromptError, match=rf"the stream is a file of the kind {kind}; ") as error:
         read(begin + bytes(2000), piece)
+    assert str(error.value).endswith("PCM" if kind == "mp4 or m4a" else "PCM, or transcribe it as a whole")
 
 
 @pytest.mark.parametrize("begin", [b"\xff\xfb", b"\xff\xff", b"I", b"fLa", b"ID"])

@@ -20,6 +20,7 @@ from paceline.checkpoints.gguf_tokenizer import gguf_tokenizer
 from paceline.checkpoints.marian_file import MARIAN_TOKENS, marian_path
 from paceline.checkpoints.special_tokens import SpecialTokens
 from paceline.checkpoints.tokenizer_backends import FastBackend, SlowBackend, TokenizerBackend
+from paceline.checkpoints.tracked_text import BLANK
 from paceline.errors import CheckpointError, ConfigError, PacelineError, PromptError
 from paceline.utils import keys_once, need, shortened
 
@@ -109,6 +110,16 @@ class Tokenizer:
         whole, inside = self.encode("a"), self.encode("a", add_special_tokens=False)
         start = whole.index(inside[0])
         return [*whole[:start], *ids, *whole[start + len(inside) :]]
+
+    def encode_plain(self, text: str, *, most: int | None = None) -> list[int]:
+        """Token ids of a text by itself, in which what spells like special tokens is text.
+
+        Args:
+            most: as in `encode`.
+        Raises:
+            PromptError: as `encode`.
+        """
+        return self.encode_rendered(Rendered(text, BLANK * len(text), exact=True), most=most)
 
     def encode_rendered(self, rendered: Rendered, *, most: int | None = None) -> list[int]:
         """Token ids of a conversation, whose special tokens are those that the chat template wrote.

@@ -18,7 +18,7 @@ import typer
 from paceline.cli import bench_documents
 from paceline.cli.bench_documents import Output
 from paceline.cli.interrupts import INTERRUPTED, TerminatedToo, raise_from_now_on
-from paceline.cli.options import engine_options, reject_diffusion, with_flags
+from paceline.cli.options import engine_options, must_read_text, reject_diffusion, with_flags
 from paceline.cli.terminal import console, progress_bar, say, stages
 from paceline.errors import ConfigError
 
@@ -330,6 +330,7 @@ def _open(flag_values: dict[str, Any], options: Options) -> LLM:
     reject_diffusion(flag_values)
     chosen = engine_options(flag_values) | {"speculative_config": None, "seed": options.seed}
     llm = LLM(**chosen, max_num_seqs=max(16, *options.batches), enable_prefix_caching=False)
+    must_read_text(llm, flag_values)
     raise_from_now_on()
     return llm
 

@@ -10,7 +10,7 @@ from paceline.cli.terminal import counted
 if TYPE_CHECKING:
     from paceline.engine import RequestMetrics, RequestOutput
     from paceline.search import SearchTree
-    from paceline.transcriber import WindowCost
+    from paceline.transcriber import DecodingCost
 
 
 def loading(seconds: float) -> str:
@@ -57,17 +57,17 @@ def drafts(answers: Sequence[RequestMetrics]) -> str:
     )
 
 
-def speech_figures(costs: Sequence[WindowCost], audio: float, seconds: float) -> list[str]:
+def speech_figures(cost: DecodingCost, audio: float, seconds: float) -> list[str]:
     """Lines on what transcripts took.
 
     Args:
-        costs: of their windows. audio: seconds of it. seconds: that were worked.
+        cost: of their windows. audio: seconds of it. seconds: that were worked.
     """
-    passes, tokens = sum(cost.passes for cost in costs), sum(cost.tokens for cost in costs)
+    attempts, tokens = counted(cost.attempts, "attempt"), counted(cost.tokens, "token")
     return [
         f"audio        {audio:.1f} s in {seconds:.1f} s, real-time factor {seconds / max(audio, 1e-9):.2f}",
-        f"decoding     {counted(len(costs), 'window')}, {counted(tokens, 'token')} in {passes} passes, "
-        f"{tokens / max(passes, 1):.2f} tokens a pass",
+        f"decoding     {attempts} at windows, {tokens} in {cost.passes} passes, "
+        f"{cost.tokens / max(cost.passes, 1):.2f} tokens a pass",
     ]
 
 

@@ -350,11 +350,21 @@ def open_llm(flag_values: dict[str, Any], *, timed: bool = False, diffusion: boo
     from paceline.llm import LLM
 
     llm = LLM(**engine_options(flag_values), enable_prefix_caching=not timed)
-    if not speech and llm.source is not None and llm.source.reads != "encoder_tokens":
-        name = flag_values.get("model")
-        raise ConfigError(f"{name} reads speech, no text; `paceline transcribe` and `paceline serve` are for it")
+    if not speech:
+        must_read_text(llm, flag_values)
     raise_from_now_on()
     return llm
+
+
+def must_read_text(llm: LLM, flag_values: dict[str, Any]) -> None:
+    """Reject a model that reads speech.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if llm.source is not None and llm.source.reads != "encoder_tokens":
+        name = flag_values.get("model")
+        raise ConfigError(f"{name} reads speech, no text; `paceline transcribe` and `paceline serve` are for it")
 
 
 def model_path(flag_values: dict[str, Any]) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +16,7 @@ from paceline.cli import outputs
 from paceline.cli.figures import loading, memory, speech_figures
 from paceline.cli.interrupts import INTERRUPTED, TerminatedToo
 from paceline.cli.options import open_llm, with_flags
-from paceline.cli.terminal import HARMLESS, counted, progress_bar, remark
+from paceline.cli.terminal import HARMLESS, counted, progress_bar, remark, report
 from paceline.errors import ConfigError, PromptError
 from paceline.utils import choice, near_file, number, replacing
 
@@ -34,6 +33,10 @@ WAIT: Final = 5.0
 """Defaults of --cpu-share and --live-wait."""
 
 NO_NAMES: Final = "name files, as in `paceline transcribe talk.wav`, or send one to standard input, which has none"
+CLOSED: Final = "standard input is closed; name a file, as in `paceline transcribe talk.wav`"
+UNREADABLE: Final = 2
+"""Exit code where one of several audios cannot be read, as of all that is wrong with what is given."""
+
 LONG: Final = 30.0
 """Seconds of audio from which on progress is shown."""
 
@@ -48,6 +51,7 @@ Prompt = Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Text befo
 Temperature = Annotated[
     float | None, typer.Option("--temperature", metavar="FLOAT", help="Of the first attempt at a window; default: 0.")
 ]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="INT", help="Of temperatures above 0; default: 0.")]
 Format = Annotated[
     str, typer.Option("--format", metavar="FORMAT", help="txt, srt, vtt, json or verbose_json; live: txt or json.")
 ]
@@ -87,6 +91,7 @@ def command(
     task: Task = "transcribe",
     prompt: Prompt = "",
     temperature: Temperature = None,
+    seed: Seed = None,
     form: Format = "txt",
     words: Words = False,
     output: Output = None,
@@ -99,8 +104,10 @@ def command(
     """Write down what is said in audio files, or live."""
     choice("--format", form, LIVE_FORMATS if live else tuple(ENDINGS))
     _check_words(form, words=words, live=live)
-    params = _params(flag_values, language, task, prompt, temperature, words=words)
+    params = _params(language, task, prompt, words=words, temperature=temperature, seed=seed)
     names = audios or ["-"]
+    if "-" in names and sys.stdin is None:
+        raise PromptError(CLOSED)
     share, wait = SHARE if cpu_share is None else cpu_share, WAIT if live_wait is None else live_wait
     if live:
         _check_live(names, output, share, wait)
@@ -124,15 +131,16 @@ def command(
             source = live_audio.AudioSource(names[0], wait)
             captions, pace = LiveTranscriber(transcriber, params), Pace(share)
             seconds, ended = live_audio.captions(captions, source, form, pace)
-            told = speech_figures(transcriber.costs, seconds, pace.busy)
+            code = INTERRUPTED if ended else 0
+            told = speech_figures(transcriber.cost, seconds, pace.busy)
             words_told = f"{counted(captions.updates, 'transcript')}, {counted(len(captions.stable), 'word')}"
             told.append(f"captions     {words_told}")
         else:
-            told, ended = _files(transcriber, params, jobs, form, words=words)
+            told, code = _files(transcriber, params, jobs, form, words=words)
     for line in (load, *told, memory()) if stats else ():
         remark(line)
-    if ended:
-        raise typer.Exit(INTERRUPTED)
+    if code:
+        raise typer.Exit(code)
 
 
 def need_model(flag_values: Mapping[str, Any]) -> None:
@@ -145,21 +153,16 @@ def need_model(flag_values: Mapping[str, Any]) -> None:
         raise ConfigError("--model must name a Whisper model, such as openai/whisper-base; the bundled one reads text")
 
 
-def _params(
-    flag_values: Mapping[str, Any],
-    language: str | None,
-    task: str,
-    prompt: str,
-    temperature: float | None,
-    *,
-    words: bool,
-) -> TranscriptionParams:
+def _params(language: str | None, task: str, prompt: str, *, words: bool, **drawn: float | None) -> TranscriptionParams:
+    """What is wanted of each audio.
+
+    Args:
+        drawn: `temperature` and `seed`; None is their default.
+    """
     from paceline.transcriber import TranscriptionParams
 
-    more: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
-    if "seed" in flag_values:
-        more["seed"] = flag_values["seed"]
-    return TranscriptionParams(language=language, task=task, prompt=prompt, words=words, **more)
+    given: dict[str, Any] = {name: value for name, value in drawn.items() if value is not None}
+    return TranscriptionParams(language=language, task=task, prompt=prompt, words=words, **given)
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -182,7 +185,7 @@ def _jobs(names: Sequence[str], form: str, output: Path | None) -> list[Job]:
     """
     for name in names:
         if name != "-":
-            _check_file(Path(name))
+            _check_file(name, "an audio file")
     if names.count("-") > 1:
         raise ConfigError("standard input can be read once; give - once")
     if output is None:
@@ -190,7 +193,7 @@ def _jobs(names: Sequence[str], form: str, output: Path | None) -> list[Job]:
             raise ConfigError(f"--format {form} of several audios needs --output FOLDER")
         return [Job(name, None) for name in names]
     if len(names) == 1 and not output.is_dir():
-        outputs.must_be_writable("--output", output)
+        _check_output(output, names)
         return [Job(names[0], output)]
     if not output.is_dir():
         raise ConfigError(f"--output must be a folder for several audios, got {str(output)!r}; make it first")
@@ -199,21 +202,36 @@ def _jobs(names: Sequence[str], form: str, output: Path | None) -> list[Job]:
         assert job.output is not None
         if sum(other.output == job.output for other in jobs) > 1:
             raise ConfigError(f"several texts would go to {str(job.output)!r}; transcribe these audios one by one")
-        outputs.must_be_writable("--output", job.output)
+        _check_output(job.output, names)
     return jobs
 
 
-def _check_file(path: Path) -> None:
+def _check_output(output: Path, names: Sequence[str]) -> None:
+    """Reject a file that cannot be written, or that would be lost.
+
+    Raises:
+        ConfigError: it cannot be, or is one of the audios.
+    """
+    outputs.must_be_writable("--output", output)
+    if output.exists() and any(output.samefile(name) for name in names if name != "-"):
+        raise ConfigError(f"--output {str(output)!r} is an audio that is to be read; name another file")
+
+
+def _check_file(name: str, wanted: str) -> None:
     """Reject what cannot be read.
 
     Raises:
         PromptError: it is not there, is no file, or may not be read.
     """
-    if not path.is_file():
-        got = "a folder" if path.is_dir() else "no file"
-        raise PromptError(f"{str(path)!r} must be an audio file, got {got}{near_file(path)}")
+    path = Path(name)
+    if not name or not path.is_file():
+        if name and path.exists():
+            got = "a folder" if path.is_dir() else "a pipe or a device; send what it holds to standard input"
+        else:
+            got = f"no file{near_file(path)}"
+        raise PromptError(f"{name!r} must be {wanted}, got {got}")
     if not os.access(path, os.R_OK):
-        raise PromptError(f"{str(path)!r} may not be read by you; name another file, or change its permissions")
+        raise PromptError(f"{name!r} may not be read by you; name another file, or change its permissions")
 
 
 def _stem(name: str) -> str:
@@ -222,11 +240,21 @@ def _stem(name: str) -> str:
 
 def _files(
     transcriber: Transcriber, params: TranscriptionParams, jobs: Sequence[Job], form: str, *, words: bool
-) -> tuple[list[str], bool]:
-    """Lines on what it took, and whether a signal ended it; what was understood until then, if anything, is written."""
-    seconds, audio, ended = 0.0, 0.0, False
+) -> tuple[list[str], int]:
+    """Lines on what it took, and the exit code.
+
+    What was understood until a signal came, if anything, is written; one of several that cannot be read is passed over.
+    """
+    seconds, audio, code = 0.0, 0.0, 0
     for job in jobs:
-        samples = _read(job.name)
+        try:
+            samples = _read(job.name)
+        except PromptError as error:
+            if len(jobs) == 1:
+                raise
+            report(f"paceline: {error}")
+            code = UNREADABLE
+            continue
         start = perf_counter()
         transcript, ended = _transcribed(transcriber, params, samples)
         seconds += perf_counter() - start
@@ -235,35 +263,19 @@ def _files(
         if transcript.segments or not ended:
             _write(transcript, job, form, heading, words=words)
         if ended:
+            code = INTERRUPTED
             break
-    return speech_figures(transcriber.costs, audio, seconds), ended
+    return speech_figures(transcriber.cost, audio, seconds), code
 
 
 def _read(name: str) -> Samples:
-    from paceline.speech import load_audio
+    from paceline.speech import AudioLimits, load_audio
 
-    source = sys.stdin.buffer.read() if name == "-" else Path(name)
+    limits = AudioLimits()
+    source = sys.stdin.buffer.read(limits.max_bytes + 1) if name == "-" else Path(name)
     if source == b"":
         raise PromptError(NO_NAMES)
-    with _silenced():
-        return load_audio(source)
-
-
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """In this block nothing is written to standard error: decoders do that on their own, beside what we say."""
-    try:
-        before = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    try:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
+    return load_audio(source, limits=limits)
 
 
 def _transcribed(transcriber: Transcriber, params: TranscriptionParams, samples: Samples) -> tuple[Transcript, bool]:
@@ -347,5 +359,5 @@ def _check_live(names: Sequence[str], output: Path | None, cpu_share: float, liv
     number("--live-wait", live_wait, 0.0, 1e6, "be a number of seconds of 0 or more")
     if names[0] == "-" and sys.stdin.isatty():
         raise PromptError("--live reads audio on standard input, which is a terminal; send it through a pipe")
-    if names[0] != "-" and not Path(names[0]).is_file():
-        raise PromptError(f"{names[0]!r} must be an audio file that grows, got no file{near_file(Path(names[0]))}")
+    if names[0] != "-":
+        _check_file(names[0], "an audio file that grows")

@@ -88,6 +88,7 @@ class Service:
     def __init__(self, model: AsyncLLM, names: Sequence[str], jobs: JobFactory, config: ServerConfig) -> None:
         self.model, self.names, self.jobs, self.config = model, list(names), jobs, config
         self.metrics = Metrics(model, self.names[0] if config.vllm_metrics else None)
+        self._private = _private_names(model.llm)
         self.limits = limits_by_owner(config)
         self.slots, self.grammars, self.started = Slots(config, self.limits), Grammars(), int(time.time())
         self.store = ResponseStore(
@@ -104,6 +105,13 @@ class Service:
         self.text_models.close()
         self.transcriptions.close()
         self.store.close()
+
+    def _told(self, error: PacelineError, request: DecodingRequest) -> ApiError:
+        """Return an error of the library in which the model has the name that clients know, not that of its files."""
+        told = named(error, request)
+        for name in self._private:
+            told.message = told.message.replace(name, self.names[0])
+        return told
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
@@ -149,7 +157,7 @@ class Service:
                     ]
                 )
             except PacelineError as error:
-                raise named(error, request) from None
+                raise self._told(error, request) from None
             run = RequestRun(
                 streams, request, reply, metrics=self.metrics, grammars=self.grammars, facts=facts,
                 max_seconds=self.config.request_timeout,
@@ -158,6 +166,12 @@ class Service:
             if not outgoing.stream:
                 return await outgoing.whole(http)
             return EventStream(outgoing.events(), slot.pop_all())
+
+
+def _private_names(llm: LLM) -> list[str]:
+    """Return what messages of the library call the model by: a path or a hub id, the longest first."""
+    names = {str(llm.folder), *([llm.runner.info.name] if hasattr(llm, "runner") else [])}
+    return sorted((name for name in names if "/" in name), key=len, reverse=True)
 
 
 def _log_prompts(owner: str, jobs: Sequence[PromptJob], llm: LLM) -> None:

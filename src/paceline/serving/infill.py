@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.checkpoints import Rendered, Tokenizer
+from paceline.checkpoints import Tokenizer
 from paceline.serving.api_errors import ApiError
-
-BLANK: Final = "\x7f"
-"""`Rendered.own` has it for every character that a client brought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,7 @@ class InfillPrompts:
         marks = self._known()
 
         def read(text: str) -> list[int]:
-            return self._tokenizer.encode_rendered(Rendered(text, BLANK * len(text), True), most=most)
+            return self._tokenizer.encode_plain(text, most=most)
 
         ids, separated = list[int](), marks.file in self._ids
         if extra and marks.repository in self._ids and separated:

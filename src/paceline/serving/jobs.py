@@ -67,6 +67,9 @@ MOST_TOKENS: Final = 2**18
 ENCODERS: Final = 4
 """So many other texts are encoded at once."""
 
+OF_PROMPTS: Final = ("echo", "truncate_prompt_tokens", "prompt_logprobs")
+"""Fields about a prompt that the answer goes on from, which a source is not."""
+
 MAX_LOGPROBS: Final = 20
 """So many are told of a token: those of a whole vocabulary fill the memory with a short request."""
 
@@ -143,9 +146,11 @@ class JobFactory:
         source = self._llm.source
         if source is None:
             return "give a prompt to /v1/completions, or start the server with --chat-template"
+        if source.reads == "encoder_tokens":
+            return "/v1/completions takes the source that its encoder reads as the prompt"
         if source.reads == "input_features":
             return "it transcribes audio at /v1/audio/transcriptions"
-        return "/v1/completions takes the source that its encoder reads as the prompt"
+        return f"it reads {source.reads}, which no request of this server holds; use it in Python"
 
     @property
     def token_bytes(self) -> TokenBytes:
@@ -158,6 +163,7 @@ class JobFactory:
         Raises:
             ApiError: a field that cannot be honoured.
         """
+        self._check_source()
         prompts = _prompts(request.prompt)
         if not 0 < len(prompts) <= self._config.max_prompts:
             raise ApiError(f"prompt must hold 1 to {self._config.max_prompts} prompts", param="prompt")
@@ -179,6 +185,19 @@ class JobFactory:
             PromptJob(prompt, params, shown, hidden, search, branches)
             for prompt, (_, shown) in zip(read, both, strict=True)
         ]
+
+    def _check_source(self) -> None:
+        """Reject prompts where the model's encoder reads something else, or its texts begin with nobody knows what.
+
+        Raises:
+            ApiError: it is so.
+        """
+        source = self._llm.source
+        if source is not None and source.reads != "encoder_tokens":
+            raise ApiError(f"{self._name} reads no text; {self._instead}", param="prompt")
+        if source is not None and not source.start:
+            why = "does not say what its texts begin with (decoder_start_token_id), which no request can; serve another"
+            raise ApiError(f"{self._name} {why}", param="model")
 
     def _encoded(self, prompt: str | list[int], request: CompletionRequest) -> tuple[list[int], str]:
         """Return the token ids of a prompt, and its text as far as that is shown."""
@@ -355,8 +374,9 @@ class JobFactory:
         tenant = read_tenant(tenant_of(owner, request.cache_salt, request.prompt_cache_key))
         if self._llm.source is None:
             return [ReadPrompt(None, tokens, prediction, tenant, drafts) for tokens in prompts]
-        if isinstance(request, CompletionRequest) and request.echo:
-            raise ApiError("echo cannot be used with an encoder-decoder model; leave it out", param="echo")
+        for name in OF_PROMPTS:
+            if (value := getattr(request, name, None)) is not None and value is not False:
+                raise ApiError(f"{name} cannot be used with an encoder-decoder model; leave it out", param=name)
         reading = partial(self._llm.source.read, encode=self._llm.tokenizer.encode)
         if not all(prompts):
             raise ApiError("prompt is empty; give a prompt, which is the source", param="prompt")

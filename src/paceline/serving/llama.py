@@ -11,13 +11,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from paceline.async_llm import AsyncLLM
-from paceline.checkpoints import Rendered
 from paceline.config import ServerConfig
 from paceline.errors import PacelineError
 from paceline.serving.answers import ChatAnswer, CompletionAnswer
 from paceline.serving.api_errors import ApiError
 from paceline.serving.field_notes import NOTES
-from paceline.serving.infill import BLANK, InfillPrompts
+from paceline.serving.infill import InfillPrompts
 from paceline.serving.jobs import JobFactory, PromptJob
 from paceline.serving.limits import Slots
 from paceline.serving.llama_answers import LlamaAnswer, LlamaOutgoing, settings_of
@@ -147,7 +146,7 @@ class LlamaRoutes:
         def read() -> list[int]:
             if request.parse_special:
                 return tokenizer.encode(content, request.add_special, most=most)
-            ids = tokenizer.encode_rendered(Rendered(content, BLANK * len(content), True), most=most)
+            ids = tokenizer.encode_plain(content, most=most)
             return tokenizer.framed(ids) if request.add_special else ids
 
         try:

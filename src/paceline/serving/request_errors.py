@@ -15,6 +15,9 @@ from paceline.serving.protocol import ChatRequest, CompletionRequest, DecodingRe
 FIELD: Final = re.compile(r"^([a-z_]+)\b")
 """The word that a message begins with, which is a field's name in most of them."""
 
+OF_SOURCES: Final = {"an encoder_prompt": "a prompt", "the source has": "the prompt, which is the source, has"}
+"""What the library says of the source of an encoder-decoder model -> what a completion says."""
+
 QUOTED: Final = re.compile(r"'([a-z_]+)'")
 
 
@@ -26,7 +29,8 @@ def named(error: PacelineError, request: DecodingRequest | TokenizeRequest) -> A
     """
     text = str(error)
     if isinstance(request, CompletionRequest):
-        text = text.replace("an encoder_prompt", "a prompt")
+        for library, ours in OF_SOURCES.items():
+            text = text.replace(library, ours)
     words = (match[1] for pattern in (FIELD, QUOTED) if (match := pattern.search(text)) is not None)
     param = next((word for word in words if word in type(request).model_fields), None)
     if param is None and isinstance(error, PromptError):

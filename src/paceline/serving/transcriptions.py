@@ -6,6 +6,7 @@ Windows of 30 s are requests of the engine, which are decoded together with all 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,6 +46,8 @@ from paceline.speech import (
 )
 from paceline.transcriber import Caller, HeardWindow, Transcriber, TranscriptionParams
 from paceline.utils import shortened
+
+logger = logging.getLogger("paceline.serving")
 
 AT_ONCE: Final = 8
 """So many audios are in memory, and understood, at once; the others wait, and keys take turns."""
@@ -233,7 +236,7 @@ class TranscriptionRoutes:
                         return Response(status_code=CLOSED)
                     windows = self._windows(samples, asked.params, http)
                     if asked.stream:
-                        return EventStream(self._events(windows, asked), held.pop_all())
+                        return EventStream(self._events(windows, http.scope["facts"]), held.pop_all())
                     told = await unless_gone(http, self._whole(windows, asked, samples))
             except TimeoutError:
                 raise _too_slow() from None
@@ -249,7 +252,7 @@ class TranscriptionRoutes:
                     transcriber = await asyncio.to_thread(lambda: self._transcriber)  # which reads files at first
                     transcriber.check(asked.params)
                 except PacelineError as error:
-                    raise ApiError(str(error), param="language" if "language" in form else "model") from None
+                    raise ApiError(str(error), param="language" if "language" in str(error) else "model") from None
                 if not isinstance(file := form.get("file"), UploadFile):
                     raise ApiError("file must be an audio file", param="file")
                 return asked, await file.read()
@@ -257,6 +260,8 @@ class TranscriptionRoutes:
             raise ApiError("the body did not arrive") from None
         except BodyError:
             raise
+        except OSError as error:
+            raise _no_room(error) from None
         except HTTPException as error:  # of what reads forms
             raise _no_form(error.detail) from None
 
@@ -266,6 +271,8 @@ class TranscriptionRoutes:
             return await asyncio.get_running_loop().run_in_executor(self._threads, read)
         except ConfigError as error:  # the extra is not installed
             raise ApiError(str(error), status=501, code="cannot_read_audio") from None
+        except OSError as error:
+            raise _no_room(error) from None
         except PacelineError as error:
             raise ApiError(str(error), param="file") from None
 
@@ -296,7 +303,6 @@ class TranscriptionRoutes:
             raise ApiError(str(error), status=500, code="decoding_failed") from None
         finally:
             progress.gone.set()
-            self._transcriber.costs.clear()  # nobody reads them here, and a server runs for long
             step.add_done_callback(lambda _: self._end(stream))  # not before a thread has left it
 
     def _end(self, stream: Generator[HeardWindow]) -> None:
@@ -318,7 +324,7 @@ class TranscriptionRoutes:
         transcript = Transcript(language=language, duration=duration, segments=tuple(segments), task=asked.params.task)
         return await asyncio.to_thread(_told, transcript, asked)
 
-    async def _events(self, windows: AsyncGenerator[HeardWindow], asked: TranscriptionRequest) -> AsyncGenerator[bytes]:
+    async def _events(self, windows: AsyncGenerator[HeardWindow], facts: LogFields) -> AsyncGenerator[bytes]:
         """Yield a delta for each window that adds text, and the whole at the end; an error as the last event."""
         text, sent = "", ""
         try:
@@ -329,17 +335,28 @@ class TranscriptionRoutes:
                         yield event({"type": "transcript.text.delta", "delta": whole[len(sent) :]})
                         sent = whole
             yield event({"type": "transcript.text.done", "text": sent})
-        except TimeoutError:
-            yield event(_too_slow().body())
-        except ApiError as error:
-            yield event(error.body())
+        except (TimeoutError, ApiError) as error:
+            why = error if isinstance(error, ApiError) else _too_slow()
+            facts.failed(why.status, why.message, why.code, why.param)
+            yield event(why.body())
         yield b"data: [DONE]\n\n"
+
+
+def _no_room(error: OSError) -> ApiError:
+    """Return that the file cannot be kept while it is read, as of a full disk, and log it for the operator."""
+    logger.error("an audio cannot be kept (%s)", error)
+    return ApiError(f"the file cannot be kept ({error.strerror or error})", status=500, code="store_failed")
 
 
 def _no_form(why: str) -> ApiError:
     """Return what is wrong with a form in words that say what to do."""
     if why.startswith("Too many files"):
         return ApiError("file must be one audio file, got more; send a request for each", param="file")
+    if why.startswith("Part exceeded"):
+        why = (
+            f"a part without a filename may be at most {FORM_BYTES} bytes long; shorten prompt, or send file as a file"
+        )
+        return ApiError(why, param="prompt")
     if why.startswith("Missing boundary"):
         why = "file cannot be read: the Content-Type names no boundary; let the HTTP client write that header"
         return ApiError(why, param="file")

@@ -1,11 +1,13 @@
 """Audio as Whisper takes it, from files, bytes and arrays.
 
 Files are read by libsndfile (wav, flac, ogg, mp3, aiff and more) and resampled by soxr, which the extra `speech`
-installs. What strangers send can be decoded in a process of its own, which is killed when it takes too long.
+installs. What strangers send can be decoded in a process of its own, which is killed when it takes too long; so are mp3
+files in any case, since libmpg123 writes what it thinks of a damaged one to standard error.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -15,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 from types import ModuleType
 from typing import IO, Any, Final
 
@@ -23,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ConfigError, PromptError
-from paceline.utils import integer, number, shortened
+from paceline.utils import integer, need, number, shortened
 
 Samples = npt.NDArray[np.float32]
 AudioSource = str | Path | bytes | npt.NDArray[Any] | IO[bytes]
@@ -31,6 +33,12 @@ AudioSource = str | Path | bytes | npt.NDArray[Any] | IO[bytes]
 
 SAMPLE_RATE: Final = 16_000
 MOST_REASON: Final = 300
+MOST_HEADER: Final = 4096
+"""Bytes at the beginning of a file in which its kind is looked for."""
+
+MPEG_IN_WAV: Final = (b"\x50\0", b"\x55\0")
+"""Formats of WAV files whose samples are MPEG audio."""
+
 FULL_SCALE: Final = {"i2": 1 << 15, "i4": 1 << 31}
 """The size of the largest value, of arrays of integers."""
 
@@ -43,7 +51,7 @@ class AudioLimits:
         max_bytes: of a file.
         max_seconds: of audio.
         max_channels: which are mixed into one.
-        decode_seconds: that decoding a file in a process of its own may take.
+        decode_seconds: that decoding a file in a process of its own, as mp3 files are, may take.
 
     Raises:
         ConfigError: a number out of its range.
@@ -52,7 +60,7 @@ class AudioLimits:
     max_bytes: int = 1 << 30
     max_seconds: float = 2 * 3600.0
     max_channels: int = 8
-    decode_seconds: float = 60.0
+    decode_seconds: float = 600.0
 
     def __post_init__(self) -> None:
         integer("max_bytes", self.max_bytes, 1)
@@ -75,12 +83,16 @@ def load_audio(
             -1..1, int16 or int32.
         sample_rate: of samples; files tell their own.
         limits: None is `AudioLimits()`.
-        isolated: decode a file in a process of its own, whose memory and time are limited.
+        isolated: decode a file of any kind in a process of its own, whose memory and time are limited.
     Raises:
         PromptError: no audio, or beyond the limits; in one line that names the file.
         ConfigError: the extra is not installed.
+        OSError: no room for what a process of its own decodes, in the folder of temporary files.
     """
-    decoder, limits = _decoder(), limits or AudioLimits()
+    decoder, limits = _decoder(), AudioLimits() if limits is None else limits
+    need(isinstance(limits, AudioLimits), "limits", "be AudioLimits", limits)
+    if isinstance(source, io.TextIOBase):
+        raise PromptError(f"audio must be a file that is open in binary mode ('rb'), got {shortened(source)}")
     if hasattr(source, "read"):
         source = source.read(limits.max_bytes + 1)
     if not isinstance(source, str | Path | bytes | np.ndarray):
@@ -96,7 +108,7 @@ def load_audio(
             return found
         with _opened(source, name) as file:
             _check_size(file, name, limits)
-            if isolated:
+            if isolated or _is_mpeg(file):
                 return _decoded_apart(file, name, limits)
             return np.concatenate(list(decoder.decoded(file, *bounds)))
     except decoder.BadAudioError as error:
@@ -119,11 +131,13 @@ def _opened(source: str | Path | bytes, name: str) -> Iterator[IO[bytes]]:
         yield io.BytesIO(source)
         return
     path = Path(source)
-    if not path.is_file():
-        raise PromptError(f"{name} must be an audio file, got {'a folder' if path.is_dir() else 'no file'}")
-    if not os.access(path, os.R_OK):
-        raise PromptError(f"{name} cannot be read; its permissions forbid it")
-    with path.open("rb") as file:
+    try:
+        if not path.is_file():
+            raise PromptError(f"{name} must be an audio file, got {'a folder' if path.is_dir() else 'no file'}")
+        file = path.open("rb")
+    except OSError as error:
+        raise PromptError(f"{shortened(name)} cannot be read ({error.strerror or error})") from None
+    with file:
         yield file
 
 
@@ -136,14 +150,27 @@ def _check_size(file: IO[bytes], name: str, limits: AudioLimits) -> None:
         raise PromptError(f"{name} has {size} bytes; {limits.max_bytes} at most are read")
 
 
+def _is_mpeg(file: IO[bytes]) -> bool:
+    """Whether it begins with a tag or a frame of MPEG audio, or is a WAV file of such frames."""
+    head = file.read(MOST_HEADER)
+    file.seek(0)
+    place = head.find(b"fmt ") if head[:4] == b"RIFF" else -1
+    if place >= 0:
+        return head[place + 8 : place + 10] in MPEG_IN_WAV
+    return head[:3] == b"ID3" or (len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0)
+
+
 def _floats(given: npt.NDArray[Any]) -> Samples:
     """(n, channels) float32 samples."""
     if given.ndim not in (1, 2):
         raise PromptError(f"samples must have the shape (n,) or (n, channels), got {given.shape}")
+    if given.ndim == 2 and 0 < len(given) < given.shape[1]:
+        raise PromptError(f"samples must have the shape (n, channels), got {given.shape}; transpose them")
     scale = FULL_SCALE.get(given.dtype.str[1:], 1)
     if scale == 1 and given.dtype.kind != "f":
         raise PromptError(f"samples must be floats, int16 or int32, got {given.dtype}")
-    samples: Samples = given.astype(np.float32) / np.float32(scale)
+    with np.errstate(over="ignore"):  # what becomes infinite is rejected
+        samples: Samples = given.astype(np.float32) / np.float32(scale)
     return samples[:, None] if given.ndim == 1 else samples
 
 
@@ -152,7 +179,7 @@ def _floats(given: npt.NDArray[Any]) -> Samples:
 
 def _decoded_apart(file: IO[bytes], name: str, limits: AudioLimits) -> Samples:
     """What a process of its own decodes, which has the file as its input and another as its output."""
-    from paceline.speech.audio_decoder import BAD
+    from paceline.speech.audio_decoder import BAD, FULL
 
     with _on_disk(file) as given, TemporaryFile() as output:
         code = _run_decoder(given, output, limits)
@@ -164,6 +191,8 @@ def _decoded_apart(file: IO[bytes], name: str, limits: AudioLimits) -> Samples:
         if code == BAD:
             reason = output.read(MOST_REASON).decode(errors="replace")
             raise PromptError(f"{name} {''.join(sign for sign in reason if sign.isprintable())}")
+        if code == FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), gettempdir())
         if code != 0:
             raise PromptError(f"{name} cannot be read as audio (its decoder ended with {code})")
         found: Samples = np.fromfile(output, dtype=np.float32)

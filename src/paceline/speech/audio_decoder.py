@@ -1,13 +1,15 @@
 """Audio files to 16 kHz mono, block by block; also a program that does so in a process of its own.
 
 The program reads a file on standard input, which must be one that can be sought in, and writes float32 samples to
-standard output, a file, too; where something is wrong with the audio, it writes why instead and exits with `BAD`. Its
-argument is the limits, as JSON. Memory, time and what it writes are bound by them, so that a file made to break a
-decoder breaks no other process. It imports nothing of this package, and so starts quickly.
+standard output, a file, too; where something is wrong with the audio, it writes why instead and exits with `BAD`, and
+where there is no room to write, with `FULL`. Its argument is the limits, as JSON. Memory, time and what it writes are
+bound by them, so that a file made to break a decoder breaks no other process. It imports nothing of this package, and
+so starts quickly.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -27,6 +29,9 @@ RATE: Final = 16_000
 BLOCK_SECONDS: Final = 4
 RATES: Final = (1_000, 768_000)
 MOST_CHUNKS: Final = 1_000
+LOUDEST: Final = 1e9
+"""Samples lie in -1..1; what was not scaled is larger, and can be read up to here."""
+
 STREAMED: Final = 0x7FFFF000
 """A size from here on stands in a WAV file whose writer did not come back to its header."""
 
@@ -36,8 +41,8 @@ UNCOUNTED: Final = 1 << 40
 MEMORY: Final = 1 << 30
 """Bytes of address space of the program, which keeps a few seconds of audio at a time."""
 
-BAD: Final = 3
-"""Exit code for audio that cannot be used."""
+BAD, FULL = 3, 4
+"""Exit codes for audio that cannot be used, and for no room to write it to."""
 
 
 class BadAudioError(ValueError):
@@ -57,7 +62,7 @@ def decoded(file: IO[bytes], max_seconds: float, max_channels: int) -> Iterator[
     try:
         sound = soundfile.SoundFile(file)
     except soundfile.LibsndfileError as error:
-        raise BadAudioError(f"cannot be read as audio ({_said(error)})") from None
+        raise BadAudioError(f"cannot be read as audio ({_said(error)}); wav, flac, ogg and mp3 can") from None
     with sound:
         yield from _resampled(sound, max_seconds, max_channels)
 
@@ -110,7 +115,9 @@ def _resampled(sound: soundfile.SoundFile, max_seconds: float, max_channels: int
     if not read:
         raise BadAudioError("holds no samples")
     if read < frames:
-        raise BadAudioError(f"is cut off after {read / rate:.2f} of {frames / rate:.2f} s; get the whole file")
+        raise BadAudioError(
+            f"is cut off or damaged: {read / rate:.2f} of {frames / rate:.2f} s can be read; get the whole file"
+        )
     yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
 
 
@@ -137,8 +144,8 @@ def _check_length(seconds: float, most: float) -> None:
 def _mono(samples: Samples) -> Samples:
     """The mean of the channels."""
     mixed: Samples = samples.mean(axis=1, dtype=np.float32)
-    if not np.isfinite(mixed).all():
-        raise BadAudioError("holds samples that are no finite numbers")
+    if not (np.abs(mixed) < LOUDEST).all():  # which is so of no number, too
+        raise BadAudioError("holds samples that are no finite numbers, or far beyond -1..1")
     return mixed
 
 
@@ -166,14 +173,23 @@ def main(limits: dict[str, Any]) -> int:
     limit(limits["max_seconds"], limits["decode_seconds"])
     try:
         for block in decoded(sys.stdin.buffer, limits["max_seconds"], limits["max_channels"]):
-            sys.stdout.buffer.write(block.tobytes())
+            _write(block.tobytes())
     except BadAudioError as error:
-        sys.stdout.buffer.flush()
         os.ftruncate(1, 0)
         os.lseek(1, 0, os.SEEK_SET)
-        sys.stdout.buffer.write(str(error).encode())
+        _write(str(error).encode())
         return BAD
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return FULL
+        raise
     return 0
+
+
+def _write(data: bytes) -> None:
+    """Write to standard output, all of it, past the buffer, which would be left full where there is no room."""
+    while data:
+        data = data[os.write(1, data) :]
 
 
 if __name__ == "__main__":

@@ -21,8 +21,20 @@ FULL_SCALE: Final = 1 << 15
 PCM: Final = (1, 0xFFFE)
 """Formats of WAV files: integers, and "extensible", which is integers where samples have 16 bits."""
 
-OTHERS: Final = {b"ID3": "mp3", b"fLaC": "flac", b"OggS": "ogg", b"FORM": "aiff", b"\x1a\x45\xdf\xa3": "webm or mkv"}
-"""How files begin that hold no plain samples -> what they are."""
+OTHERS: Final = {
+    b"ID3": "mp3", b"fLaC": "flac", b"OggS": "ogg", b"FORM": "aiff", b"\x1a\x45\xdf\xa3": "webm or mkv",
+    b"RF64": "RF64", b"RIFX": "RIFX", b".snd": "au", b"caff": "caf",
+}  # fmt: skip
+"""How files begin that hold no samples as they are wanted -> what they are."""
+
+MP4: Final = b"ftyp"
+"""So do mp4 and m4a files behind four bytes."""
+
+LONGEST: Final = 8
+"""Bytes by which all of these are known."""
+
+NOT_WHOLE: Final = ("webm or mkv", "mp4 or m4a")
+"""Files that cannot be transcribed as a whole either."""
 
 MP3_FRAMES: Final = {bytes([0xFF, second]) for second in (0xE2, 0xE3, 0xF2, 0xF3, 0xFA, 0xFB)}
 """Bytes by which each frame of an mp3 file begins; loud noise may begin so too, but does not go on so."""
@@ -100,12 +112,14 @@ class PcmStream:
         is_frame = data[:2] in MP3_FRAMES
         if is_frame and data.find(data[:2], least, most) > 0:
             kind = "mp3"
+        if data[4:8] == MP4:
+            kind = "mp4 or m4a"
         if kind:
-            raise PromptError(f"the stream is a file of the kind {kind}; send 16-bit PCM, or transcribe it as a whole")
+            instead = "" if kind in NOT_WHOLE else ", or transcribe it as a whole"
+            raise PromptError(f"the stream is a file of the kind {kind}; send 16-bit PCM{instead}")
         if self._wav:
             raise PromptError("the file has the name of a WAV file and not its header; send 16-bit PCM with a header")
-        short = any(magic.startswith(data) for magic in (*OTHERS, *MP3_FRAMES))
-        return not short and not (is_frame and len(data) < most)
+        return len(data) >= LONGEST and not (is_frame and len(data) < most)
 
     def _read_format(self, found: tuple[int, ...]) -> None:
         kind, channels, rate, _, _, bits = found

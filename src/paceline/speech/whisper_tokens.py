@@ -24,6 +24,7 @@ CONTEXT: Final = 448
 DEFAULT_INITIAL: Final = 50
 """Steps of 0.02 s after which the first segment may begin, where a checkpoint does not say: one second."""
 
+MULTILINGUAL: Final = "take a multilingual one"
 BLANK: Final = "Ġ"
 """A space, as byte-level vocabularies spell it."""
 
@@ -103,11 +104,10 @@ class WhisperTokens:
     def _asked(self, language: str | None, task: str) -> tuple[int, ...]:
         choice("task", task, TASKS)
         if not self.multilingual:
-            if task != "transcribe" or (language is not None and language_code(language) != "en"):
-                raise ConfigError(
-                    f"this model only transcribes English, got language {language!r} and task {task!r}; "
-                    "take a multilingual one"
-                )
+            if language is not None and language_code(language) != "en":
+                raise ConfigError(f"this model only transcribes English, got language {language!r}; {MULTILINGUAL}")
+            if task != "transcribe":
+                raise ConfigError(f"this model only transcribes English, got task {task!r}; {MULTILINGUAL}")
             return ()
         if language is None:
             raise ConfigError(f"language must be one of {', '.join(sorted(self.languages))}, got None")

@@ -19,7 +19,7 @@ from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import copy_row, scaled_norm
 from paceline.models.cpu.compilation import machine_code, source_number
 from paceline.models.cpu.matrix import steps_of, strip_size, strip_sums, when_prepared
-from paceline.models.cpu.recurrences import carry, convolve_rows, read_nodes
+from paceline.models.cpu.recurrences import carry, convolve_rows, read_nodes, settle_head
 from paceline.models.cpu.sublayers import STRIP_BYTES, add_bias, normed_rows, project
 from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import DOT, STRIP
@@ -27,6 +27,7 @@ from paceline.models.cpu.vectors import (
     LANES,
     add,
     broadcast,
+    call_int,
     div,
     exponential,
     fma,
@@ -210,3 +211,28 @@ def compiled_mixers() -> Any:
             wait_for_all(frame, team)
 
     return machine_code(entry, "kernels of mixers", "some seconds", arguments=5)
+
+
+@part_of_compiled
+def _settle(frame: int) -> None:
+    """All heads of all states that are committed, divided among threads."""
+    me, team = 0, 1
+    if read(frame + at.THREAD) != 0:
+        me, team = call_int(read(frame + at.THREAD)), call_int(read(frame + at.TEAM))
+    for item in range(read(frame + at.SETTLED_COUNT)):
+        state = read(frame + at.SETTLED) + item * at.SETTLED_FIELDS
+        heads = read(read(state + at.SETTLED_MIXER) + at.MIX_HEADS)
+        for head in range(heads * me // team, heads * (me + 1) // team):
+            settle_head(frame, state, head, me)
+
+
+@functools.cache
+def compiled_settling() -> Any:
+    """What makes the states behind accepted nodes, as machine code."""
+    sources = source_number()
+
+    def entry(frame: int) -> None:
+        if sources != 0:  # see forward.compiled
+            _settle(frame)
+
+    return machine_code(entry, "kernels of states", "some seconds")

@@ -54,8 +54,9 @@ FIELD = 8
     # maps and what is read; what each thread has for a row; sequences of the pass and their records
     MIXERS, MIX, MIX_PITCH, CONVOLVED, CONVOLVED_PITCH, GATES, GATES_PITCH, READ, READ_PITCH,
     MIX_SPARE, MIX_SPARE_SIZE, SEQUENCES, SEQUENCE_ROWS,
+    SETTLED, SETTLED_COUNT, PATH, PATH_COUNT,  # states that are committed, and the (nodes,) path that they take
     FRAME_FIELDS,
-) = range(0, 112 * FIELD, FIELD)  # fmt: skip
+) = range(0, 116 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs
@@ -125,3 +126,9 @@ FIELD = 8
     SHARED, SHARED_COUNT, OWN, OWN_COUNT,
     SEEN_FIELDS,
 ) = range(0, 5 * FIELD, FIELD)  # fmt: skip
+
+(
+    # a layer's state that is committed: its mixer's record, matrices before and after, records of scored inputs
+    SETTLED_MIXER, SETTLED_FROM, SETTLED_KEYS, SETTLED_UPDATES, SETTLED_SUMS, SETTLED_TO,
+    SETTLED_FIELDS,
+) = range(0, 7 * FIELD, FIELD)  # fmt: skip

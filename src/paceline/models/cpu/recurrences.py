@@ -12,6 +12,7 @@ import numpy as np
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.vectors import (
+    LANES,
     add,
     broadcast,
     div,
@@ -262,3 +263,41 @@ def _add_ancestors(
         for i in range(0, size, 64):
             store(target + i, fma(broadcast(weight), load(written + i), load(target + i)))
         node = -1 if node == 0 else _parent(sequence, node)
+
+
+@part_of_compiled
+def settle_head(frame: int, state: int, head: int, me: int) -> None:
+    """What a path of scored nodes leaves of a head's state, sixteen nodes at a time; to its own place, or another."""
+    mixer, path, count = read(state + at.SETTLED_MIXER), read(frame + at.PATH), read(frame + at.PATH_COUNT)
+    dim, size, heads = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM), read(mixer + at.MIX_HEADS)
+    whole, sums = dim // 4 * size, read(state + at.SETTLED_SUMS)
+    source, target = read(state + at.SETTLED_FROM) + head * whole, read(state + at.SETTLED_TO) + head * whole
+    weights = read(frame + at.MIX_SPARE) + me * read(frame + at.MIX_SPARE_SIZE)
+    last = read_float(sums + 4 * (read(path + 8 * (count - 1)) * heads + head))
+    left = exp_of(last)
+    for first in range(0, count, LANES):
+        here = min(LANES, count - first)
+        for i in range(here):
+            place = read(path + 8 * (first + i)) * heads + head
+            write_float(weights + 4 * i, exp_of(last - read_float(sums + 4 * place)))
+        for j in range(dim // 4):
+            _settle_row(state, path + 8 * first, here, heads, head, weights, j, left, source, target)
+        source, left = target, np.float32(1.0)
+
+
+@part_of_compiled
+def _settle_row(
+    state: int, path: int, count: int, heads: int, head: int, weights: int, row: int, left: np.float32, source: int,
+    target: int,
+) -> None:  # fmt: skip
+    """One key dimension: what is left of it, and what each node has written there."""
+    mixer = read(state + at.SETTLED_MIXER)
+    dim, size = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM)
+    keys, updates = read(state + at.SETTLED_KEYS), read(state + at.SETTLED_UPDATES)
+    for i in range(row * size, (row + 1) * size, 64):
+        value = mul(load(source + i), broadcast(left))
+        for n in range(count):
+            place = read(path + 8 * n) * heads + head
+            weight = read_float(weights + 4 * n) * read_float(keys + place * dim + 4 * row)
+            value = fma(broadcast(weight), load(updates + place * size + i - row * size), value)
+        store(target + i, value)

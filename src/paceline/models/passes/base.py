@@ -9,6 +9,7 @@ import torch
 
 from paceline.models.attention.segments import Segment
 from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
+from paceline.models.state.recurrent import LayerState
 
 
 class Passes(Protocol):
@@ -65,3 +66,11 @@ class QueriesSource(Passes, Protocol):
         """Layer -> (r, g * h, d) queries of the attention to the source, heads in the order of `head_order`, while the
         rows of a segment are fed.
         """
+
+
+@runtime_checkable
+class SettlesStates(Passes, Protocol):
+    """Passes that make the states behind committed nodes themselves."""
+
+    def settle(self, states: Sequence[LayerState], nodes: Sequence[int], alone: bool) -> Sequence[torch.Tensor]:
+        """See `models.state.recurrent.Settle`."""

@@ -39,6 +39,7 @@ from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.packing import ROWS, Packing, PassWorkspace, RecordTable, Weights, constants
 from paceline.models.spec import ModelSpec, attention_shape
 from paceline.models.state.arena import Arena
+from paceline.models.state.recurrent import LayerState
 from paceline.models.state.window_slots import Ints
 from paceline.utils import parts_of
 
@@ -252,6 +253,18 @@ class CompiledDecoder:
             done += count
         return PassResult(logits_of[0] if len(logits_of) == 1 else torch.cat(logits_of), result, kept, best)
 
+    def settle(self, states: Sequence[LayerState], nodes: Sequence[int], alone: bool) -> Sequence[torch.Tensor]:
+        """See `models.state.recurrent.Settle`."""
+        assert self._states is not None, "a model without mixers"
+        self._ready(0)
+        return self._states.settle(states, nodes, alone, self._run)
+
+    def _run(self, entry: Any) -> None:
+        if self.team is None:
+            entry.ctypes(self.frame.address)
+        else:
+            self.team.run(entry.address, self.frame.address, self._team_size.now)
+
     def _ready(self, longest: int) -> None:
         """Make workspace, cache addresses and score buffers fit."""
         threads, version = 1 if self.team is None else torch.get_num_threads(), self._arena.version
@@ -402,10 +415,7 @@ class CompiledDecoder:
         self._rows[3, : len(picked)] = picked
         out = torch.empty(len(picked), -(-vocab // LANES) * LANES, dtype=self.dtype)
         self.frame.put({at.HEAD_ROWS: len(picked), at.LOGITS: out.data_ptr()})
-        if self.team is None:
-            self.entry.ctypes(self.frame.address)
-        else:
-            start = perf_counter()
-            self.team.run(self.entry.address, self.frame.address, self._team_size.now)
-            self._team_size.took((rows, *self._extent), perf_counter() - start)
+        start = perf_counter()
+        self._run(self.entry)
+        self._team_size.took((rows, *self._extent), perf_counter() - start)
         return out if out.shape[1] == vocab else out[:, :vocab].contiguous()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from paceline.models.attention.segments import Segment
 from paceline.models.cpu import offsets as at
-from paceline.models.cpu.mixers import compiled_mixers
+from paceline.models.cpu.mixers import compiled_mixers, compiled_settling
 from paceline.models.cpu.pages import address
 from paceline.models.passes.packing import ROWS, RecordTable
 from paceline.models.spec import ModelSpec
@@ -32,6 +32,10 @@ class MixerTables:
         for layer, table in self._states.items():
             layers.put({at.STATES: table.address}, layer)
         frame.put({at.MIXERS: compiled_mixers().address, at.SEQUENCE_ROWS: self._sequences.address})
+        self._with_matrices = [number for number, state in enumerate(spec.states.values()) if state.heads]
+        self._mixers = [int(layers.fields[layer, at.MIXER // at.FIELD]) for layer in spec.states]
+        self._settled, self._settling = RecordTable(at.SETTLED_FIELDS, len(spec.states)), compiled_settling()
+        frame.put({at.SETTLED: self._settled.address, at.SETTLED_COUNT: len(self._with_matrices)})
 
     def place(self, segments: Sequence[Segment]) -> list[Any]:
         """Point at the states of the segments, with room for what their rows leave.
@@ -54,9 +58,29 @@ class MixerTables:
             self._sequences.put(fields, number)
             for layer, table in self._states.items():
                 state = part.layers[layer]
-                table.put(_known(state, segment, kept) if segment.known else _scored(state, segment), number)
+                found = _known(state, segment, kept) if segment.known else _scored(state, segment)
+                table.fields[number, : len(found)] = found
             row += segment.rows
         return kept
+
+    def settle(
+        self, states: Sequence[LayerState], nodes: Sequence[int], alone: bool, run: Callable[[Any], None]
+    ) -> Sequence[torch.Tensor]:
+        """See `models.state.recurrent.Settle`; `run` runs compiled code on the frame."""
+        found = [state.matrices for state in states]
+        for row, number in enumerate(self._with_matrices):
+            state = states[number]
+            if not alone:
+                found[number] = torch.empty_like(state.matrices)
+            self._settled.fields[row] = [
+                self._mixers[number], state.matrices.data_ptr(), *(rows.data_ptr() for rows in state.written),
+                found[number].data_ptr(),
+            ]  # fmt: skip
+        if self._with_matrices:
+            path = np.array(nodes, np.int64)
+            self._frame.put({at.PATH: address(path), at.PATH_COUNT: len(path)})
+            run(self._settling)
+        return found
 
 
 def parents_of(sees: Any) -> Ints:
@@ -64,25 +88,24 @@ def parents_of(sees: Any) -> Ints:
     return np.array([-1, *(np.flatnonzero(row[:node])[-1] for node, row in enumerate(sees) if node)], np.int64)
 
 
-def _known(state: LayerState, segment: Segment, kept: list[Any]) -> dict[int, int]:
+def _known(state: LayerState, segment: Segment, kept: list[Any]) -> list[int]:
+    """The fields of a state (models.cpu.offsets) that known tokens carry on."""
     columns, matrices = state.next if segment.done else (state.columns, state.matrices)
     kept.append((columns, matrices))
     state.next = torch.empty_like(columns), matrices if segment.done else torch.empty_like(matrices)
-    return {
-        at.COLUMNS: columns.data_ptr(), at.MATRICES: matrices.data_ptr(),
-        at.NEXT_COLUMNS: state.next[0].data_ptr(), at.NEXT_MATRICES: state.next[1].data_ptr(),
-    }  # fmt: skip
+    after = [tensor.data_ptr() for tensor in state.next]
+    return [columns.data_ptr(), matrices.data_ptr(), 0, 0, 0, 0, *after]
 
 
-def _scored(state: LayerState, segment: Segment) -> dict[int, int]:
-    written, done, slots = state.written, segment.done, segment.slots
+def _scored(state: LayerState, segment: Segment) -> list[int]:
+    """The fields of a state that scored inputs read, with room for what they leave."""
+    done, slots = segment.done, segment.slots
     state.node_columns = _grown(state.node_columns, done, slots)
-    state.written = Written(*(_grown(rows, done, slots) for rows in written))
-    return {
-        at.COLUMNS: state.columns.data_ptr(), at.MATRICES: state.matrices.data_ptr(),
-        at.NODE_COLUMNS: state.node_columns.data_ptr(), at.NODE_KEYS: state.written.keys.data_ptr(),
-        at.NODE_UPDATES: state.written.updates.data_ptr(), at.NODE_SUMS: state.written.sums.data_ptr(),
-    }  # fmt: skip
+    addresses = [state.columns.data_ptr(), state.matrices.data_ptr(), state.node_columns.data_ptr()]
+    if not len(state.matrices):
+        return addresses
+    state.written = Written(*(_grown(rows, done, slots) for rows in state.written))
+    return [*addresses, *(rows.data_ptr() for rows in state.written)]
 
 
 def _grown(rows: torch.Tensor, done: int, slots: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from paceline.models.abilities import check_inputs
 from paceline.models.base import PartAbilities
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.own_weights import Weights
+from paceline.models.passes.base import SettlesStates
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.state.cache import NativeCache
@@ -49,10 +50,11 @@ class RecurrentRunner(StateOperations[CompositeState]):
         return ArenaMemory(arena, replace(NativeCache.abilities, shared=shares), state_bytes=state_bytes)
 
     def _opened(self) -> RecurrentPart:
-        compiled = self.native.passes.name == "compiled"  # which works in float32 between its maps
-        dtype = torch.float32 if compiled else self.info.dtype
+        passes = self.native.passes
         with torch.inference_mode():
-            return RecurrentPart.opened(self.spec.states, dtype, self.info.device)
+            if isinstance(passes, SettlesStates):  # they work in float32 between their maps
+                return RecurrentPart.opened(self.spec.states, torch.float32, self.info.device, passes.settle)
+            return RecurrentPart.opened(self.spec.states, self.info.dtype, self.info.device)
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
         """See `Runner.open`."""

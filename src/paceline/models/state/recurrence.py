@@ -60,7 +60,7 @@ class Written(NamedTuple):
         """Those of the first rows."""
         return Written(self.keys[:rows], self.updates[:rows], self.sums[:rows])
 
-    def path(self, nodes: torch.Tensor) -> Written:
+    def path(self, nodes: torch.Tensor | slice) -> Written:
         """Those of some rows."""
         return Written(self.keys[nodes], self.updates[nodes], self.sums[nodes])
 
@@ -106,8 +106,8 @@ def apply(state: torch.Tensor, before: Written, new: Recurrence, sees: torch.Ten
 def state_after(state: torch.Tensor, path: Written) -> torch.Tensor:
     """(heads, key dim, value dim): the state behind the last row of a path, which begins behind `state`."""
     last = path.sums[-1]
-    written = torch.einsum("rhk,rhv->hkv", path.keys * (last - path.sums).exp(), path.updates)
-    return state * last.exp().unsqueeze(-1) + written
+    keys = path.keys * (last - path.sums).exp()
+    return (state * last.exp().unsqueeze(-1)).baddbmm_(keys.permute(1, 2, 0), path.updates.transpose(0, 1))
 
 
 def nothing_written(state: torch.Tensor, *, by_channel: bool) -> Written:

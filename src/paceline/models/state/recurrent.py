@@ -12,7 +12,7 @@ sequence can go back to these, and others can begin there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -38,6 +38,7 @@ class LayerState:
         matrices: (heads, key dim, value dim), float32 or float64.
         node_columns: (nodes, channels) of the root and nodes that were scored last. written: by these.
         next: columns and matrices behind a chunk of known tokens.
+        nothing: what no nodes write.
     """
 
     columns: torch.Tensor
@@ -45,6 +46,7 @@ class LayerState:
     node_columns: torch.Tensor
     written: Written
     next: Pair
+    nothing: Written
 
     @classmethod
     def empty(cls, shape: StateShape, dtype: torch.dtype, device: torch.device) -> LayerState:
@@ -56,24 +58,43 @@ class LayerState:
 
     @classmethod
     def _behind(cls, columns: torch.Tensor, matrices: torch.Tensor, nothing: Written) -> LayerState:
-        return cls(columns, matrices, columns[:0], nothing, (columns, matrices))
+        return cls(columns, matrices, columns[:0], nothing, (columns, matrices), nothing)
 
     def after(self, columns: torch.Tensor, matrices: torch.Tensor) -> LayerState:
         """The state with these committed and nothing scored."""
-        return self._behind(columns, matrices, self.written.first(0))
+        return self._behind(columns, matrices, self.nothing)
 
     def advanced(self) -> LayerState:
         """That behind the chunk that was read last."""
         return self.after(*self.next)
 
-    def committed(self, nodes: torch.Tensor) -> LayerState:
-        """That behind a path of scored nodes, its root first."""
-        columns, matrices = self.columns, self.matrices
-        if taps := len(columns):
-            columns = torch.cat([columns, self.node_columns[nodes]])[-taps:]
-        if len(matrices):
-            matrices = state_after(matrices, self.written.path(nodes))
+    def committed(self, nodes: Sequence[int], matrices: torch.Tensor) -> LayerState:
+        """That behind a path of scored nodes, its root first, where the recurrence has left these matrices."""
+        count, columns = len(nodes), self.columns
+        if before := len(columns):
+            last = self.node_columns[rows_of(nodes)][-before:]
+            columns = last.clone() if count >= before else torch.cat([columns[count:], last])
         return self.after(columns, matrices)
+
+
+def rows_of(nodes: Sequence[int]) -> torch.Tensor | slice:
+    """An index of nodes in ascending order; those of a chain from its root on are a view."""
+    return slice(len(nodes)) if nodes[-1] == len(nodes) - 1 else torch.tensor(nodes)
+
+
+Settle = Callable[[Sequence[LayerState], Sequence[int], bool], Sequence[torch.Tensor]]
+"""The matrices of layers behind a path of scored nodes, by the layers' states, the nodes, and whether they may take the
+place of those before, which nobody else holds then.
+"""
+
+
+def settle_by_operators(states: Sequence[LayerState], nodes: Sequence[int], alone: bool) -> Sequence[torch.Tensor]:
+    """See `Settle`; by PyTorch's operators, in tensors of their own."""
+    path = rows_of(nodes)
+    return [
+        state_after(state.matrices, state.written.path(path)) if len(state.matrices) else state.matrices
+        for state in states
+    ]
 
 
 class RecurrentPart:
@@ -81,27 +102,36 @@ class RecurrentPart:
 
     Args:
         layers: by number of the layer.
+        settle: makes the matrices behind committed nodes.
         length: committed tokens.
 
     Attributes:
+        alone: nobody else holds the tensors of its layers.
         kept: copies of earlier states, by the tokens that they stand behind.
         follows_borders: `border` is to be set.
         border: the tokens of the last whole block that `commit` has reached, with columns and matrices behind them.
     """
 
     abilities: ClassVar = PartAbilities(rollback=Rollback.CHECKPOINTS, shared=False)
-    __slots__ = ("border", "follows_borders", "kept", "layers", "length", "scored")
+    __slots__ = ("alone", "border", "follows_borders", "kept", "layers", "length", "scored", "settle")
 
-    def __init__(self, layers: Mapping[int, LayerState], length: int = 0) -> None:
-        self.layers, self.length, self.scored = dict(layers), length, 0
+    def __init__(self, layers: Mapping[int, LayerState], settle: Settle = settle_by_operators, length: int = 0) -> None:
+        self.layers, self.settle, self.length, self.scored = dict(layers), settle, length, 0
+        self.alone = False
         self.kept: dict[int, KeptState] = {}
         self.follows_borders = False
         self.border: tuple[int, dict[int, Pair]] | None = None
 
     @classmethod
-    def opened(cls, shapes: Mapping[int, StateShape], dtype: torch.dtype, device: torch.device) -> Self:
+    def opened(
+        cls,
+        shapes: Mapping[int, StateShape],
+        dtype: torch.dtype,
+        device: torch.device,
+        settle: Settle = settle_by_operators,
+    ) -> Self:
         """That of an empty sequence, by layer."""
-        return cls({layer: LayerState.empty(shape, dtype, device) for layer, shape in shapes.items()})
+        return cls({layer: LayerState.empty(shape, dtype, device) for layer, shape in shapes.items()}, settle)
 
     @property
     def nbytes(self) -> int:
@@ -109,7 +139,7 @@ class RecurrentPart:
         return sum(tensor.nbytes for pair in self._pairs().values() for tensor in pair)
 
     def _pairs(self) -> dict[int, Pair]:
-        return {layer: (state.columns, state.matrices) for layer, state in self.layers.items()}
+        return _pairs_of(self.layers)
 
     def packed(self) -> torch.Tensor:
         """(nbytes,) uint8: the states behind all committed tokens."""
@@ -127,7 +157,7 @@ class RecurrentPart:
     def advance(self, tokens: int) -> None:
         """Known tokens were read: they are committed."""
         self.layers = {layer: state.advanced() for layer, state in self.layers.items()}
-        self.length, self.scored = self.length + tokens, 0
+        self.length, self.scored, self.alone = self.length + tokens, 0, True
 
     def commit(self, path: Sequence[int]) -> None:
         """See `StatePart.commit`.
@@ -139,17 +169,22 @@ class RecurrentPart:
             raise ConfigError(
                 f"commit: path {list(path)} does not lie in the {self.scored} inputs last scored; score first"
             )
-        nodes, before = torch.tensor([0, *(node + 1 for node in path)]), self.layers
-        self.layers = {layer: state.committed(nodes) for layer, state in before.items()}
-        self.length, self.scored = self.length + len(nodes), 0
-        beyond = self.length % BLOCK
-        if self.follows_borders and beyond < len(nodes):
-            if beyond:
-                reached = {layer: state.committed(nodes[:-beyond]) for layer, state in before.items()}
-            else:
-                reached = self.layers
-            pairs = {layer: (state.columns, state.matrices) for layer, state in reached.items()}
-            self.border = (self.length - beyond, pairs)
+        nodes = [0, *(node + 1 for node in path)]
+        length = self.length + len(nodes)
+        beyond = length % BLOCK
+        passes_border = self.follows_borders and beyond < len(nodes)
+        if passes_border and beyond:
+            self.border = (length - beyond, _pairs_of(self._behind(nodes[:-beyond], alone=False)))
+        self.layers = self._behind(nodes, alone=self.alone)
+        self.length, self.scored, self.alone = length, 0, True
+        if passes_border and not beyond:
+            self.border, self.alone = (length, self._pairs()), False
+
+    def _behind(self, nodes: Sequence[int], *, alone: bool) -> dict[int, LayerState]:
+        """All layers behind scored nodes."""
+        matrices = self.settle([*self.layers.values()], nodes, alone)
+        pairs = zip(self.layers.items(), matrices, strict=True)
+        return {layer: state.committed(nodes, new) for (layer, state), new in pairs}
 
     def check_truncate(self, length: int) -> None:
         """See `StatePart.check_truncate`.
@@ -187,7 +222,7 @@ class RecurrentPart:
 
     def _become(self, length: int, pairs: Mapping[int, Pair]) -> None:
         self.layers = {layer: state.after(*pairs[layer]) for layer, state in self.layers.items()}
-        self.length, self.scored = length, 0
+        self.length, self.scored, self.alone = length, 0, False
         self.kept = {at: state for at, state in self.kept.items() if at <= length}
         if self.border is not None and self.border[0] > length:
             self.border = None
@@ -195,13 +230,18 @@ class RecurrentPart:
     def fork(self) -> Self:
         """See `StatePart.fork`."""
         layers = {layer: state.after(state.columns, state.matrices) for layer, state in self.layers.items()}
-        other = type(self)(layers, self.length)
+        other = type(self)(layers, self.settle, self.length)
+        self.alone = False
         other.kept, other.follows_borders, other.border = dict(self.kept), self.follows_borders, self.border
         return other
 
     def release(self) -> None:
         """See `StatePart.release`."""
         self.layers, self.kept, self.border, self.scored = {}, {}, None, 0
+
+
+def _pairs_of(layers: Mapping[int, LayerState]) -> dict[int, Pair]:
+    return {layer: (state.columns, state.matrices) for layer, state in layers.items()}
 
 
 def _packed(pairs: Mapping[int, Pair]) -> torch.Tensor:
