@@ -6,8 +6,8 @@ No published weights are used: each native family with recurrent states is made 
 weights, in float32. Its table and head are also those of a small attention model, the draft, so that a good part of
 what that drafts is accepted and texts do not repeat themselves at once.
 
-greedy      every prompt under every setting of `SETTINGS`, alone and all in batches, against transformers' `generate`
-            without a cache, and against plain decoding; differences at near ties are counted, with the widest margin
+greedy      every prompt under every setting of `SETTINGS`, alone and all in batches, against transformers' `generate`,
+            and against plain decoding; differences at near ties are counted, with the widest margin
 also        n = 2 at temperature 0 and with seeds, streams that are closed in the middle while others go on, and texts
             under a JSON schema: the tokens of plain decoding
 sampled     drawn drafts in trees: outputs against the probabilities that transformers gives them, in float64, by a
@@ -64,7 +64,7 @@ DELTA = {"head_dim": 128, "linear_num_key_heads": 2, "linear_num_value_heads": 4
 DELTA |= {"linear_value_head_dim": 32, "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 EXPERTS |= {"shared_expert_intermediate_size": 48}
-MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_d_head": 32}
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_d_head": 32, "mamba_chunk_size": 16}
 GRANITE = {"layer_types": ["mamba", "mamba", "attention"] * 2, "shared_intermediate_size": 160}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "conv", "full_attention"] * 2, "conv_L_cache": 3},
@@ -184,7 +184,7 @@ class Family:
         made = []
         for prompt in self.prompts:
             ids = prompt["prompt_token_ids"]
-            options = {"max_new_tokens": self.tokens, "do_sample": False, "use_cache": False}
+            options = {"max_new_tokens": self.tokens, "do_sample": False}
             with torch.no_grad():
                 whole = self.oracle.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), **options)
             made.append(whole[0, len(ids) :].tolist())

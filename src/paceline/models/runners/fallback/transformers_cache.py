@@ -270,9 +270,10 @@ def before_drafts(cache: Any) -> Any:
 
 def gone_back(cache: Any, saved: Any, extra: int) -> Any:
     """The cache without its last `extra` tokens, before which `saved` was taken; neither may be used any more."""
+    from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
-    if not isinstance(saved, list):
+    if type(cache) is not DynamicCache:
         return saved
     for number, (layer, before) in enumerate(zip(cache.layers, saved, strict=True)):
         if before is None:
@@ -302,15 +303,14 @@ class _LayerKinds(NamedTuple):
     Attributes:
         cropped: keys and values of all tokens, or nothing.
         windowed: keys and values of the last tokens.
-        states: convolutions and recurrent states, which are overwritten in place. half_cropped: those beside keys and
-            values of all tokens. half_windowed: beside those of the last tokens.
+        states: convolutions and recurrent states, which are overwritten in place, alone or beside keys and values of
+            the last tokens. half_cropped: those beside keys and values of all tokens.
     """
 
     cropped: Collection[type]
     windowed: Collection[type]
     states: Collection[type]
     half_cropped: Collection[type]
-    half_windowed: Collection[type]
 
 
 @lru_cache
@@ -324,9 +324,8 @@ def _layer_kinds() -> _LayerKinds:
     return _LayerKinds(
         named("DynamicLayer", "DummyLayer"),
         named("DynamicSlidingWindowLayer"),
-        named("LinearAttentionLayer"),
+        named("LinearAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"),
         named("LinearAttentionAndFullAttentionLayer"),
-        named("LinearAttentionAndSlidingWindowAttentionLayer"),
     )
 
 
@@ -335,7 +334,7 @@ def _own_layer(layer: Any) -> Any:
     kinds, kind = _layer_kinds(), type(layer)
     if kind in kinds.cropped or kind in kinds.windowed:
         return copy.copy(layer)
-    if kind not in kinds.states and kind not in kinds.half_cropped and kind not in kinds.half_windowed:
+    if kind not in kinds.states and kind not in kinds.half_cropped:
         return copy.deepcopy(layer)
     other = copy.copy(layer)
     for name, value in vars(layer).items():
