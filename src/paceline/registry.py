@@ -61,6 +61,7 @@ ABILITIES: Final = {
     "fork": "can copy a running sequence",
     "blocks": "keeps its caches in blocks",
     "truncate": "can take back tokens that it has read",
+    "drafts": "scores several tokens in less than a pass for each",
 }
 """What a model must be able to do for a method, by the names of `models.has_ability`."""
 

@@ -99,6 +99,7 @@ def replay(
         "paceline": "0",
         "model": {"name": NASTY[0], "family": "llama", "dtype": "float32", "device": "cpu"},
         "methods": list(drafters),
+        "refused": False,
         "controller": "auto" if drafters else "fixed",
         "sampling": {"temperature": 0.0, "max_tokens": 9, "stop": [NASTY[0]]},
         "prompt": {"text": "".join(NASTY), "tokens": 9},

@@ -19,8 +19,8 @@ def chain(stood: int, rejected: bool = True, cut: int = 0, **more: Any) -> list[
     return [node(2, i - 1, i + 1, kind, **(more if kind == "cut" else {})) for i, kind in enumerate(kinds)]
 
 
-def advice(*steps: dict[str, Any], drafters: tuple[str, ...] = ("draft",)) -> str:
-    return " ".join(summarize_replay(replay(list(steps), drafters=drafters))["advice"])
+def advice(*steps: dict[str, Any], drafters: tuple[str, ...] = ("draft",), **more: Any) -> str:
+    return " ".join(summarize_replay(replay(list(steps), drafters=drafters) | more)["advice"])
 
 
 def steps(number: int, *nodes: Any, **more: Any) -> list[dict[str, Any]]:
@@ -79,6 +79,7 @@ def test_what_was_found_is_counted() -> None:
 def test_plain_decoding_and_an_even_run() -> None:
     plain = [step(asked=False, drafters=[]) for _ in range(3)]
     assert advice(*plain, drafters=()).startswith("This is plain decoding")
+    assert advice(*plain, drafters=(), refused=True).startswith("Drafts are refused")
     assert advice(*steps(9, *chain(2))) == "Nothing stands out: no single change promises much for this text."
 
 

@@ -58,6 +58,7 @@ def build_parts(
     """The methods by name, and drafters, verifiers and controller for one target.
 
     Args:
+        config: None drafts nothing, as does any where the runner lacks `drafts`, with a warning in the log.
         load: opens a draft model by folder or hub id.
         tokenizer: of the target, for drafters with tables on disk.
         models: opens models in other ways.
@@ -68,6 +69,9 @@ def build_parts(
         ConfigError: an unknown method or option, or tables of two drafters in one file.
         CapabilityError: a method that this runner cannot serve.
     """
+    if config is not None and not runner.capabilities.drafts:
+        logger.warning("%s: drafts are refused, since it takes every token in a pass of its own", runner.info.name)
+        config = None
     config, options = split_options(SpeculativeConfig(method=()) if config is None else with_published_number(config))
     methods = sorted(single_methods(config, default_draft), key=lambda method: _TURN.get(_kind(method), 1))
     drafters = [_drafter(method, index, runner, load, tokenizer, models=models) for index, method in enumerate(methods)]

@@ -79,6 +79,8 @@ def in_use(llm: LLM) -> list[str]:
     config = llm.speculative
     if config is None:
         lines = ["method: none, plain decoding"]
+    elif not llm.runner.capabilities.drafts:
+        lines = ["method: none, drafts are refused: this model takes every token in a pass of its own"]
     elif config.method == "auto":
         lines = [f"method: auto, which drafts with {listed(llm.drafter_methods)}{_settings(config)}"]
     else:

@@ -174,6 +174,9 @@ def _advice(data: Data, summary: Data) -> Iterator[str]:
     """What would help."""
     for name, why in data["output"]["metrics"]["dropped_drafters"].items():
         yield f"{name} was dropped: {why}. Fix that first."
+    if data.get("refused"):  # which replays of earlier versions do not say
+        yield "Drafts are refused: this model takes every token in a pass of its own, so that they would save nothing."
+        return
     if not data["drafters"]:
         yield (
             "This is plain decoding: with a speculative_config, drafters propose tokens, and a pass can yield several "

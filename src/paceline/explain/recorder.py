@@ -4,6 +4,7 @@
     paceline            version of the package
     model               name, family, dtype, device
     methods, controller names
+    refused             whether drafts are, since the model takes every token in a pass of its own
     sampling            temperature, and what differs from the defaults
     prompt              text, tokens (their number)
     drafters            names by source index
@@ -372,6 +373,7 @@ class Recorder:
             "paceline": __version__,
             "model": _model(self.llm.runner.info),
             "methods": list(self.llm.drafter_methods),
+            "refused": not self.llm.runner.capabilities.drafts,
             "controller": str(self.llm.engine.parts.controller.name),
             "sampling": _sampling(self._params),
             "prompt": {"text": prompt, "tokens": len(output.prompt_token_ids)},

@@ -39,12 +39,14 @@ class Capabilities:
         taps: it gives the hidden states behind its layers.
         fork: a second sequence can go on from the committed tokens of another.
         truncate: `Runner.truncate` goes back to any length; without it, only `commit` takes back what was scored.
+        drafts: scoring several tokens takes less than a pass for each; without it drafts are refused.
     """
 
     trees: bool = False
     taps: bool = False
     fork: bool = False
     truncate: bool = True
+    drafts: bool = True
 
     def within(self, parts: PartAbilities) -> Capabilities:
         """Those that are left where a sequence's state can do so much."""

@@ -80,11 +80,13 @@ class TransformersRunner:
         table = model.get_input_embeddings()
         self._rows = rows if table is None else int(table.weight.shape[0])
         self.make_history = self._history_maker(caller, vocab_size, limit)
-        self.history_kind = type(self.make_history()).__name__
+        history = self.make_history()
+        self.history_kind = type(history).__name__
         self.info = _describe(model, name=name, vocab_size=vocab_size, max_context=limit, first=first)
         if vocab_size < rows:
             self.info = replace(self.info, stored_rows=rows)
-        self.capabilities = Capabilities(taps=_can_tap(caller, self.info.hidden_size), fork=True)
+        taps = _can_tap(caller, self.info.hidden_size)
+        self.capabilities = Capabilities(taps=taps, fork=True, drafts=not history.singly)
 
     def _caller(self, model: Any, device: torch.device) -> CausalModel:
         return CausalModel(model, device)
@@ -233,7 +235,7 @@ class TransformersRunner:
         cache.length = length
 
     def fork(self, cache: FallbackCache) -> FallbackCache:
-        """See `Runner.fork`; a cache of keys and values is shared, a recurrent state is copied."""
+        """See `Runner.fork`; keys and values are shared, recurrent states are copied."""
         other = FallbackCache(cache.opened().fork())
         other.opened().rewind(cache.length)
         other.length = cache.length

@@ -1,9 +1,10 @@
 """What a transformers model remembers of one sequence, and how it is made to forget.
 
 Three kinds, from fast to general. A cache of plain keys and values is *cropped*. Recurrent states, convolutions and
-caches that drop old keys cannot be: they are *replayed*, from a snapshot taken before the drafts were fed, or from the
-start. A model without any usable cache is *recomputed* from its first token at every step. `choose` tries them on the
-model itself and takes the first whose logits are those of one pass over the whole text.
+caches that drop old keys cannot be: they are *replayed*, from what was copied of them before the drafts were fed, or
+from the start; keys and values beside them are cropped all the same. A model without any usable cache is *recomputed*
+from its first token at every step. `choose_history` tries them on the model itself and takes the first whose logits are
+those of one pass over the whole text.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import copy
 import inspect
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -140,7 +142,12 @@ class History:
 
     It goes back by `mark` and `rewind`, whatever the model remembers; states of native models do so part by part
     (models.state.parts.StatePart).
+
+    Attributes:
+        singly: tokens behind the first chunk take a pass each, so that nothing is gained by drafting any.
     """
+
+    singly = False
 
     def __init__(self, model: CausalModel) -> None:
         self.model = model
@@ -194,20 +201,20 @@ class CroppedHistory(History):
 
 
 class ReplayedHistory(History):
-    """Whatever cache the model makes for itself, copied before drafts are fed.
+    """Whatever cache the model makes for itself; what of it cannot be cropped is copied before drafts are fed.
 
     Args:
-        one_by_one: feed the tokens behind the first chunk singly, for models whose state cannot take several at once.
+        singly: feed the tokens behind the first chunk singly, for models whose state cannot take several at once.
     """
 
-    def __init__(self, model: CausalModel, *, one_by_one: bool = False) -> None:
+    def __init__(self, model: CausalModel, *, singly: bool = False) -> None:
         super().__init__(model)
-        self.one_by_one = one_by_one
+        self.singly = singly
         self.cache: Any = None
-        self._saved: tuple[int, Any] | None = None  # (length, cache at that length)
+        self._saved: tuple[int, Any] | None = None  # (length, what `before_drafts` gave at that length)
 
     def feed(self, tokens: Sequence[int], *, last_only: bool = False, taps: Sequence[int] = ()) -> PassOutput:
-        single = self.one_by_one and bool(self.tokens)
+        single = self.singly and bool(self.tokens)
         parts = []
         for chunk in [[token] for token in tokens] if single else [list(tokens)]:
             parts.append(self.model.run(chunk, self.cache, last_only=last_only, taps=taps))
@@ -220,24 +227,121 @@ class ReplayedHistory(History):
 
     def mark(self) -> None:
         with torch.inference_mode():
-            self._saved = len(self.tokens), copy.deepcopy(self.cache)
+            self._saved = len(self.tokens), before_drafts(self.cache)
 
     def rewind(self, length: int) -> None:
         if length == len(self.tokens):
             return
-        known, (at, cache) = self.tokens[:length], self._saved or (0, None)
-        self._saved = None  # its cache is about to be written to
-        self.tokens, self.cache = ([], None) if at > length else (known[:at], cache)
+        known, (at, saved) = self.tokens[:length], self._saved or (0, None)
+        self._saved = None  # it is about to be written to
+        if at > length or saved is None:
+            self.tokens, self.cache = [], None
+        else:
+            self.cache = gone_back(self.cache, saved, len(self.tokens) - at)
+            self.tokens = known[:at]
         if at == length:
             return
         if replay := known[len(self.tokens) :]:
             self.feed(replay, last_only=True)
 
     def fork(self) -> History:
-        other = ReplayedHistory(self.model, one_by_one=self.one_by_one)
+        other = ReplayedHistory(self.model, singly=self.singly)
         with torch.inference_mode():
-            other.tokens, other.cache = list(self.tokens), copy.deepcopy(self.cache)
+            other.tokens, other.cache = list(self.tokens), own_cache(self.cache)
         return other
+
+
+def before_drafts(cache: Any) -> Any:
+    """What `gone_back` needs of a cache: for each layer what cannot be cropped, None where all can; the whole cache
+    where it is of another class than transformers' own; None of none.
+    """
+    from transformers import DynamicCache
+
+    if type(cache) is not DynamicCache:
+        return copy.deepcopy(cache)
+    kept = [_own_layer(layer) for layer in cache.layers]
+    for number, layer in enumerate(kept):
+        if type(layer) in _layer_kinds().cropped:
+            kept[number] = None
+        elif type(layer) in _layer_kinds().half_cropped:
+            layer.keys = layer.values = None
+    return kept
+
+
+def gone_back(cache: Any, saved: Any, extra: int) -> Any:
+    """The cache without its last `extra` tokens, before which `saved` was taken; neither may be used any more."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    if type(cache) is not DynamicCache:
+        return saved
+    for number, (layer, before) in enumerate(zip(cache.layers, saved, strict=True)):
+        if before is None:
+            layer.crop(-extra)
+            continue
+        if type(layer) in _layer_kinds().half_cropped:
+            DynamicLayer.crop(layer, -extra)
+            before.keys, before.values = layer.keys, layer.values
+        cache.layers[number] = before
+    return cache
+
+
+def own_cache(cache: Any) -> Any:
+    """A cache that goes its own way: keys and values, which are replaced and never written into, are shared."""
+    from transformers import DynamicCache
+
+    if type(cache) is not DynamicCache:
+        return copy.deepcopy(cache)
+    other = copy.copy(cache)
+    other.layers = [_own_layer(layer) for layer in cache.layers]
+    return other
+
+
+class _LayerKinds(NamedTuple):
+    """Classes of transformers for what a cache holds of one layer, by how they are taken back.
+
+    Attributes:
+        cropped: keys and values of all tokens, or nothing.
+        windowed: keys and values of the last tokens.
+        states: convolutions and recurrent states, which are overwritten in place, alone or beside keys and values of
+            the last tokens. half_cropped: those beside keys and values of all tokens.
+    """
+
+    cropped: Collection[type]
+    windowed: Collection[type]
+    states: Collection[type]
+    half_cropped: Collection[type]
+
+
+@lru_cache
+def _layer_kinds() -> _LayerKinds:
+    """Empty where a version of transformers has no such class."""
+    from transformers import cache_utils
+
+    def named(*names: str) -> Collection[type]:
+        return frozenset(getattr(cache_utils, name) for name in names if hasattr(cache_utils, name))
+
+    return _LayerKinds(
+        named("DynamicLayer", "DummyLayer"),
+        named("DynamicSlidingWindowLayer"),
+        named("LinearAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"),
+        named("LinearAttentionAndFullAttentionLayer"),
+    )
+
+
+def _own_layer(layer: Any) -> Any:
+    """A copy of one layer's cache that shares keys and values alone; of an unknown class a copy of everything."""
+    kinds, kind = _layer_kinds(), type(layer)
+    if kind in kinds.cropped or kind in kinds.windowed:
+        return copy.copy(layer)
+    if kind not in kinds.states and kind not in kinds.half_cropped:
+        return copy.deepcopy(layer)
+    other = copy.copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, dict):  # a state, or what is known of it, by its number
+            own = {key: one.clone() if isinstance(one, torch.Tensor) else one for key, one in value.items()}
+            setattr(other, name, own)
+    return other
 
 
 def choose_history(model: CausalModel, vocab_size: int, max_context: int) -> Callable[[], History]:
@@ -288,7 +392,7 @@ def _candidates(model: CausalModel, tokens: Sequence[int]) -> dict[str, Callable
         type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers
     )
     kinds: dict[str, Callable[[], History]] = {"cropped": lambda: CroppedHistory(model)} if plain else {}
-    return kinds | {CHUNKS: lambda: ReplayedHistory(model), SINGLY: lambda: ReplayedHistory(model, one_by_one=True)}
+    return kinds | {CHUNKS: lambda: ReplayedHistory(model), SINGLY: lambda: ReplayedHistory(model, singly=True)}
 
 
 def _trial(history: History, tokens: Sequence[int]) -> torch.Tensor:
