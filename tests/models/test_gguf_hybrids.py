@@ -22,6 +22,7 @@ MODELS = {
     "falcon_h1-normed": ("falcon-h1", {"projectors_bias": False}),
     "granitemoehybrid": ("granitehybrid", {}),
     "granitemoehybrid-moe": ("granitehybrid", {"position_embedding_type": "nope"}),
+    "bamba": ("granitehybrid", {}),
     "qwen3_next": ("qwen3next", {"mlp_only_layers": []}),
     "qwen3_5_text": ("qwen35", {}),
     "qwen3_5_moe_text": ("qwen35moe", {}),
@@ -105,13 +106,13 @@ def folded(name: str, value: torch.Tensor, config: Any) -> torch.Tensor:
 def layer_tensors(architecture: str, part: str, value: torch.Tensor, config: Any) -> dict[str, torch.Tensor]:
     part = part.replace("linear_attn.", "mixer.").replace("mamba.", "mixer.")
     if part in RENAMED:
-        return {RENAMED[part]: value}
+        return {RENAMED[part] + (".weight" if config.model_type == "bamba" else ""): value}
     if part in EXPERTS:
         names = EXPERTS[part]
         return {f"{name}.weight": own for name, own in zip(names, value.chunk(len(names), 1), strict=True)}
     if part == "mixer.in_proj_qkvz.weight":
         return by_part(value, config)
-    if part.startswith("shared_mlp."):
+    if "shared_mlp." in part:
         return shared_mlp(part, value, mixture=bool(config.num_local_experts))
     if architecture.startswith("qwen35") and part.startswith("mixer."):
         value = value_heads_in_turn(part, value, config)
@@ -205,7 +206,10 @@ def describe_numbers(writer: Any, architecture: str, config: Any) -> None:
     epsilon = config.norm_eps if architecture.startswith("lfm2") else config.rms_norm_eps
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", epsilon)
     writer.add_float32(f"{architecture}.rope.freq_base", (config.rope_parameters or {}).get("rope_theta", 10000.0))
-    if architecture == "granitehybrid":
+    if config.model_type == "bamba":
+        writer.add_bool("granitehybrid.rope.scaling.finetuned", True)
+        writer.add_uint32("granitehybrid.rope.dimension_count", 8)
+    elif architecture == "granitehybrid":
         writer.add_bool("granitehybrid.rope.scaling.finetuned", False)
         scales = {"embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier"}
         scales |= {"attention.scale": "attention_multiplier", "logit_scale": "logits_scaling"}

@@ -126,8 +126,10 @@ def falcon_h1(file: GgufFile) -> Metadata:
 def granite_hybrid(file: GgufFile) -> Metadata:
     attention = layers_with_keys(file)
     experts, inner = file.get("expert_count") or 0, file.get("feed_forward_length")
-    hidden = max(1, file.number("embedding_length"))
+    hidden, heads = max(1, file.number("embedding_length")), max(1, file.number("attention.head_count"))
+    head_dim = max(1, file.number("attention.key_length", hidden // heads))
     return _mamba2(file) | {
+        "attention_multiplier": file.get("attention.scale") or head_dim**-0.5,
         "layer_types": ["attention" if there else "mamba" for there in attention],
         "num_key_value_heads": max(file.get("attention.head_count_kv")),
         "mamba_expand": file.number("ssm.inner_size") // hidden,
