@@ -1,6 +1,7 @@
-"""Speech to text beside CTranslate2 and transformers, on one window of known text and on spoken digits.
+"""Speech to text beside CTranslate2, whisper.cpp and transformers, on one window of known text and on spoken digits.
 
-usage: speech.py --data FOLDER [--ctranslate2 PYTHON] [--model whisper-base] [--threads 1] [--repeats 5]
+usage: speech.py --data FOLDER [--ctranslate2 PYTHON] [--whispercpp PYTHON] [--model whisper-base] [--threads 1]
+                 [--repeats 5]
 
 MODEL is one of `real_models.py`. Each engine in turn, after a round that does not count, on a clip of espeak-ng
 (about 25 s of a text that is known); medians of the repeats:
@@ -8,15 +9,19 @@ MODEL is one of `real_models.py`. Each engine in turn, after a round that does n
 encode    seconds from features to what the decoder attends to
 decode    seconds of the tokens, and tokens per second; greedy, with times; ours is the whole request of the engine
 limit     tokens per second if a step only read its matrices, at the speed of reading an array of their size here
-errors    word error rate, by jiwer, of the clip and of digits spoken by people (`whisper_check.py`); of ours and of
-          transformers in float32
+errors    word error rate, by jiwer, of the clip and of digits spoken by people (`whisper_check.py`, four draws of each
+          speaker); of ours and of transformers in float32. A text that repeats itself is cut at twice the words that
+          were spoken. The control: of the digits against those of the next recording
 captions  the clip as it grows by a second at a time: each time all that is there is transcribed, the text so far is
           the draft; seconds of all, passes of the decoder and tokens a pass
 
-Ours runs in float32, bfloat16, int8 (matrices of its decoder; all else in float32), and int8 with all else in bfloat16.
+Ours runs in float32, bfloat16, int8 (its matrices; all else in float32), and int8 with all else in bfloat16.
 PYTHON is that of an environment with `ctranslate2`, which gets the file that the packages hold, float16, as float32
-and int8; without it CTranslate2 is left out. transformers' assisted decoding needs a draft model of the same
-vocabulary, and tiny.en has another: there is none to compare with.
+and int8, or with `pywhispercpp`, which gets files that are written here (`whispercpp_files.py`), of float16 and q8_0;
+without it the engine is left out. Wheels of pywhispercpp are for AVX2; `pip install --no-binary pywhispercpp
+pywhispercpp` compiles it for the processor at hand (on Zen 4 its encoder takes longer then). What it was compiled for
+is kept. transformers' assisted decoding needs a draft model of the same vocabulary, and tiny.en has another: there is
+none to compare with.
 
 Results: `results/speech.json`. Needs espeak-ng and `pip install '.[bench,speech]'`.
 """
@@ -41,28 +46,23 @@ import numpy as np
 import torch
 from common import RESULTS, reading_limit, save
 from real_models import FOLDERS, model_folder, unpack
+from speech_errors import KINDS, TEXT
 from transformers import WhisperForConditionalGeneration
 from whisper_check import in_words, recordings, spoken
+from whispercpp_files import FILE_KINDS, write_whispercpp
 
 from paceline import LLM
+from paceline.checkpoints import Tokenizer
 from paceline.models import Inputs
 from paceline.speech import LogMel, WhisperTokens, load_audio
 from paceline.transcriber import Transcriber, TranscriptionParams
 from paceline.utils import user_cache
 
-TEXT = (
-    "The ships came back to the harbour in the evening, and everybody went down to look at them. Nobody had expected "
-    "that the weather would change so quickly after the long summer. The captain said that they had seen no land for "
-    "nine days, and that the water had been short. In the morning they will unload the cargo and count what is left."
-)
+DRAWS = 4
 ENGLISH = TranscriptionParams(language="en", temperature=[0.0])
-KINDS: dict[str, dict[str, str]] = {
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
-    "int8": {"dtype": "float32", "quantization": "int8"},
-    "int8 and bfloat16": {"dtype": "bfloat16", "quantization": "int8"},
-}
 Run = Callable[[Any], dict[str, Any]]
+Ask = Callable[[Any, Path], dict[str, Any]]
+"""What a process is asked about an audio; the folder is for its files."""
 
 
 def clip() -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -119,33 +119,60 @@ def by_transformers(folder: Path) -> Run:
 
 
 @contextmanager
-def by_ctranslate2(python: str, name: str, kind: str, threads: int) -> Iterator[Run]:
-    """CTranslate2 in a process of its own."""
-    folder, ids = model_folder(name), WhisperTokens.load(model_folder(name))
-    mel, tokenizer = LogMel.load(folder), LLM(folder, speculative_config=None).tokenizer
-    peer = Path(__file__).with_name("ctranslate2_peer.py")
+def in_process(command: list[str], ids: WhisperTokens, tokenizer: Tokenizer, ask: Ask) -> Iterator[Run]:
+    """An engine in a process of its own, which answers lines of JSON; its first line tells its version."""
     with tempfile.TemporaryDirectory() as work:
-        command = [python, str(peer), str(original(name)), kind, str(threads)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdin is not None
         assert process.stdout is not None
         stdin, stdout = process.stdin, process.stdout
-        version = json.loads(stdout.readline())["version"]
+        about = json.loads(stdout.readline())
 
         def run(audio: Any) -> dict[str, Any]:
-            np.save(Path(work) / "features.npy", mel.window(audio))
-            prompt = ids.prompt(language="en" if ids.multilingual else None)
-            stdin.write(json.dumps({"features": f"{work}/features.npy", "prompt": prompt}) + "\n")
+            stdin.write(json.dumps(ask(audio, Path(work))) + "\n")
             stdin.flush()
             found = json.loads(stdout.readline())
             text = tokenizer.decode([token for token in found["tokens"] if token < ids.end])
-            return found | {"text": text, "tokens": len(found["tokens"]), "version": version}
+            return found | {"text": text, "tokens": len(found["tokens"]), "about": about}
 
         try:
             yield run
         finally:
             stdin.close()
             process.wait()
+
+
+@contextmanager
+def by_ctranslate2(python: str, name: str, kind: str, threads: int) -> Iterator[Run]:
+    """CTranslate2, which takes our features."""
+    folder, ids = model_folder(name), WhisperTokens.load(model_folder(name))
+    mel, tokenizer = LogMel.load(folder), Tokenizer.load(folder)
+
+    def ask(audio: Any, work: Path) -> dict[str, Any]:
+        np.save(work / "features.npy", mel.window(audio))
+        prompt = ids.prompt(language="en" if ids.multilingual else None)
+        return {"features": f"{work}/features.npy", "prompt": prompt}
+
+    peer = Path(__file__).with_name("ctranslate2_peer.py")
+    with in_process([python, str(peer), str(original(name)), kind, str(threads)], ids, tokenizer, ask) as run:
+        yield run
+
+
+@contextmanager
+def by_whispercpp(python: str, name: str, kind: str, threads: int) -> Iterator[Run]:
+    """whisper.cpp, which takes samples."""
+    folder, ids = model_folder(name), WhisperTokens.load(model_folder(name))
+
+    def ask(audio: Any, work: Path) -> dict[str, Any]:
+        np.save(work / "samples.npy", audio)
+        return {"samples": f"{work}/samples.npy", "language": "en"}
+
+    peer = Path(__file__).with_name("whispercpp_peer.py")
+    with tempfile.TemporaryDirectory() as work:
+        file = Path(work) / f"{kind}.bin"
+        write_whispercpp(folder, file, kind)
+        with in_process([python, str(peer), str(file), str(threads)], ids, Tokenizer.load(folder), ask) as run:
+            yield run
 
 
 def original(name: str) -> Path:
@@ -177,11 +204,14 @@ def captions(transcriber: Transcriber, audio: Any) -> dict[str, Any]:
     return {"seconds": seconds, "tokens": tokens, "passes": passes, "tokens_per_pass": tokens / passes}
 
 
-def errors(run: Run, data: Any, audio: Any) -> dict[str, float]:
-    heard = [in_words(run(sound)["text"]) for _, sound in data]
+def errors(run: Run, data: list[tuple[str, Any]], audio: Any) -> dict[str, float]:
+    said, heard = [words for words, _ in data], []
+    for words, sound in data:
+        heard.append(" ".join(in_words(run(sound)["text"]).split()[: 2 * len(words.split())]))
     return {
-        "digits": jiwer.wer([words for words, _ in data], heard),
+        "digits": jiwer.wer(said, heard),
         "clip": jiwer.wer(in_words(TEXT), in_words(run(audio)["text"])),
+        "control": jiwer.wer([*said[1:], said[0]], heard),
     }
 
 
@@ -190,7 +220,8 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     tokens = runs[0]["tokens"]
     return {
         "encode": encode, "decode": decode, "tokens": tokens, "tokens_per_second": tokens / decode,
-        "text": runs[0]["text"], **({"version": runs[0]["version"]} if "version" in runs[0] else {}),
+        "text": runs[0]["text"], "clip_error": jiwer.wer(in_words(TEXT), in_words(runs[0]["text"])),
+        **runs[0].get("about", {}),
     }  # fmt: skip
 
 
@@ -208,13 +239,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of published data")
     parser.add_argument("--ctranslate2", metavar="PYTHON")
+    parser.add_argument("--whispercpp", metavar="PYTHON")
     parser.add_argument("--model", default="whisper-base", choices=("whisper-base", "whisper-tiny.en"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    folder, audio, data = model_folder(given.model), clip(), spoken(recordings(given.data))
+    folder, audio, data = model_folder(given.model), clip(), spoken(recordings(given.data), DRAWS)
     made = {kind: ours(folder, kind, given.threads) for kind in KINDS}
     runs = {f"ours {kind}": one.run for kind, one in made.items()} | {"transformers float32": by_transformers(folder)}
     result: dict[str, Any] = {"model": given.model, "threads": given.threads, "seconds_of_audio": len(audio) / 16_000}
@@ -222,6 +254,9 @@ def main() -> None:
         for kind in ("float32", "int8") if given.ctranslate2 else ():
             peer = by_ctranslate2(given.ctranslate2, given.model, kind, given.threads)
             runs[f"CTranslate2 {kind}"] = stack.enter_context(peer)
+        for kind in FILE_KINDS if given.whispercpp else ():
+            peer = by_whispercpp(given.whispercpp, given.model, kind, given.threads)
+            runs[f"whisper.cpp {kind}"] = stack.enter_context(peer)
         result["engines"] = alternated(runs, audio, given.repeats)
     for kind, one in made.items():
         size = one.step_bytes

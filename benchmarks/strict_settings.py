@@ -38,7 +38,8 @@ NEED_A_PAIR = (
 )
 """Drafters with a model of their own, which only the bundled target has."""
 
-METHODS = (*registry.DRAFTERS, DIAL)
+METHODS = (*(name for name in registry.DRAFTERS if name != "encdec_draft"), DIAL)
+"""All but one for models with an encoder."""
 NAMES = (*METHODS, "list", "auto")
 
 

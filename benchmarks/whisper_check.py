@@ -56,10 +56,10 @@ def recordings(data: Path) -> dict[tuple[str, str, str], bytes]:
     return found
 
 
-def spoken(files: Mapping[tuple[str, str, str], bytes]) -> list[tuple[str, Samples]]:
-    """Some digits of each speaker in words, and their audio."""
+def spoken(files: Mapping[tuple[str, str, str], bytes], draws: int = 1) -> list[tuple[str, Samples]]:
+    """Some digits of each speaker in words, and their audio; drawn so often."""
     draw, found = random.Random(0), []
-    for speaker in sorted({speaker for _, speaker, _ in files}):
+    for speaker in draws * sorted({speaker for _, speaker, _ in files}):
         drawn = draw.sample(sorted(key for key in files if key[1] == speaker), COUNT)
         audio = np.concatenate([part for key in drawn for part in (load_audio(files[key]), PAUSE)])
         found.append((" ".join(DIGITS[int(digit)] for digit, _, _ in drawn), audio * LOUD / np.abs(audio).max()))

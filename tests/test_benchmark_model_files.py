@@ -7,13 +7,15 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, BinaryIO
 
 import benchmark_scripts
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, WhisperConfig, WhisperForConditionalGeneration
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from paceline.speech.features import LogMel
 from paceline.speech.whisper_tokens import WhisperTokens
@@ -22,6 +24,12 @@ from paceline.speech.whisper_tokens import WhisperTokens
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
     with benchmark_scripts.imported("ctranslate2_files") as found:
+        yield found[0]
+
+
+@pytest.fixture(scope="module")
+def whispercpp() -> Iterator[ModuleType]:
+    with benchmark_scripts.imported("whispercpp_files") as found:
         yield found[0]
 
 
@@ -179,3 +187,53 @@ def test_keys_with_a_bias_are_not_whispers(script: ModuleType) -> None:
     given["encoder/layer_0/self_attention/linear_0/bias"] = np.ones(192, np.float32)
     with pytest.raises(ValueError, match="has a bias of the keys"):
         script.whisper_weights(given)
+
+
+# ------------------------------------------------------------------------------------------------ whisper.cpp
+
+KINDS = {0: GGMLQuantizationType.F32, 1: GGMLQuantizationType.F16, 8: GGMLQuantizationType.Q8_0}
+
+
+def ggml(file: BinaryIO) -> tuple[tuple[int, ...], np.ndarray, list[bytes], dict[str, np.ndarray]]:
+    """Sizes, mel filters, tokens and tensors of a file of whisper.cpp, read as its format says."""
+
+    def numbers(count: int) -> tuple[int, ...]:
+        return struct.unpack(f"<{count}i", file.read(4 * count))
+
+    sizes, shape = numbers(12), numbers(2)
+    filters = np.frombuffer(file.read(4 * shape[0] * shape[1]), "<f4").reshape(shape)
+    tokens = [file.read(numbers(1)[0]) for _ in range(numbers(1)[0])]
+    tensors = {}
+    while head := file.read(12):
+        rank, length, kind = struct.unpack("<3i", head)
+        axes, name = numbers(rank)[::-1], file.read(length).decode()
+        row, size = GGML_QUANT_SIZES[KINDS[kind]]
+        raw = np.frombuffer(file.read(int(np.prod(axes)) // row * size), np.uint8)
+        tensors[name] = dequantize(raw.reshape(*axes[:-1], -1), KINDS[kind])
+    return sizes, filters, tokens, tensors
+
+
+@pytest.mark.parametrize(("kind", "number", "error"), [("float16", 1, 1e-3), ("q8_0", 2007, 1e-2)])
+def test_a_file_of_whispercpp_has_all_that_the_folder_has(
+    whispercpp: ModuleType, written: Path, tmp_path: Path, kind: str, number: int, error: float
+) -> None:
+    whispercpp.write_whispercpp(written, tmp_path / "model", kind)
+    with (tmp_path / "model").open("rb") as file:
+        sizes, filters, tokens, tensors = ggml(file)
+    assert sizes == (0x67676D6C, 20, 50, 64, 1, 2, 448, 64, 1, 2, 80, number)
+    assert np.allclose(filters, WhisperFeatureExtractor.from_pretrained(written).mel_filters.T)
+    assert tokens == [b" ", b"a"]
+    weights = load_file(written / "model.safetensors")
+    names = {name: whispercpp.renamed(name) for name in weights if name != "proj_out.weight"}
+    assert tensors.keys() == set(names.values())
+    for name, renamed in names.items():
+        wanted = weights[name].numpy().reshape(tensors[renamed].shape)
+        assert np.abs(tensors[renamed] - wanted).max() <= error * np.abs(wanted).max(), name
+        if wanted.ndim == 1 or "position" in renamed:
+            assert np.array_equal(tensors[renamed], wanted), name
+    assert names["model.encoder.layers.1.self_attn.q_proj.weight"] == "encoder.blocks.1.attn.query.weight"
+    assert names["model.decoder.layers.0.encoder_attn_layer_norm.bias"] == "decoder.blocks.0.cross_attn_ln.bias"
+    assert names["model.decoder.layers.0.final_layer_norm.bias"] == "decoder.blocks.0.mlp_ln.bias"
+    assert names["model.encoder.layer_norm.weight"] == "encoder.ln_post.weight"
+    rounded = tensors["decoder.blocks.0.mlp.0.weight"] - weights["model.decoder.layers.0.fc1.weight"].numpy()
+    assert np.abs(rounded).max() > 0, "the control of the numbers above"

@@ -69,6 +69,12 @@ def strangers() -> Tokenizer:
     return _load(Backend(models.WordLevel({"<end>": 0, "one": 1, "two": 2}, unk_token="<end>")), "<end>")
 
 
+class OnSourcesToy(ToyRunner):
+    """A draft on a target's sources, where there are none."""
+
+    source_bytes = 0
+
+
 class OtherToy(ToyRunner):
     """A draft model of the other vocabulary whose letters follow what `like` says of the same text."""
 
@@ -133,6 +139,13 @@ class ToyModels:
     def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Any:
         self.opened.append((quantization, head_rows))
         return self._trimmed(self.draft, head_rows)
+
+    def on_sources_of(self, target: Any, model: str, *, quantization: str | None = None) -> Any:
+        assert target is self.target
+        return OnSourcesToy(
+            self.draft.vocab_size, order=self.draft.order, seed=self.draft.seed, sharpness=self.draft.sharpness,
+            noise=self.draft.noise, pad=self.draft.pad, max_context=self.draft.info.max_context,
+        )  # fmt: skip
 
     def counts_file(self) -> Path | None:
         return self.counted

@@ -67,6 +67,13 @@ DRAFTERS: Mapping[str, Entry] = {
         ("a smaller model with the target's tokenizer",),
         "Fast inference from transformers via speculative decoding (arXiv:2211.17192)",
     ),
+    "encdec_draft": Entry(
+        "paceline.drafters.draft_model.encdec_draft:EncDecDraftDrafter",
+        "model",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("an encoder-decoder model", "decoder layers trained for the target"),
+        "Distil-Whisper: robust knowledge distillation via large-scale pseudo labelling (arXiv:2311.00430)",
+    ),
     "pearl": Entry(
         "paceline.drafters.draft_model.pearl:PearlDrafter",
         "model",
@@ -146,7 +153,7 @@ DRAFTERS: Mapping[str, Entry] = {
         "paceline.drafters.self.swift:SwiftDrafter",
         "self",
         ("bit-equal up to near ties", "equal in distribution"),
-        ("early_exit", "layer_subsets", "head", "fork"),
+        ("early_exit", "layer_subsets", "head", "fork", "truncate"),
         "SWIFT: on-the-fly self-speculative decoding for LLM inference acceleration (arXiv:2410.06916)",
         published={"controller": "swift", "tree_width": 10},
     ),
@@ -501,6 +508,9 @@ TRAINERS: Mapping[str, Entry] = {
     ),
     "draft_model": Entry(
         "paceline.training.draft_model:DraftModelTrainer", "draft model", paper="FastDraft (arXiv:2411.11055)"
+    ),
+    "encdec_draft": Entry(
+        "paceline.training.encdec_draft:EncDecDraftTrainer", "draft model", paper="Distil-Whisper (arXiv:2311.00430)"
     ),
     "kangaroo": Entry("paceline.training.kangaroo:KangarooTrainer", "head", paper="Kangaroo (arXiv:2404.18911)"),
     "layer_skip": Entry("paceline.training.layer_skip:LayerSkipTrainer", "model", paper="LayerSkip (arXiv:2404.16710)"),

@@ -71,10 +71,12 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "rest": lambda llm, folder: {"datastore": store(llm, folder)},
     "rasd": lambda llm, folder: {"datastore": store(llm, folder)},
 }
+OF_ENCODERS = ("encdec_draft",)
+"""What the bundled model, which has no encoder, cannot use."""
 PREDICTED = "The first thing is the name of the thing."
 MODES = ("greedy", "seeded")
 FACTORS = {
-    "drafter": [*registry.DRAFTERS, "auto", "merged"],
+    "drafter": [*(name for name in registry.DRAFTERS if name not in OF_ENCODERS), "auto", "merged"],
     "parameter": list(PARAMETERS),
     "mode": MODES,
     "batch": ("one", "four"),

@@ -91,6 +91,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": "toy", "draft_sample_method": "greedy"},
         {"model": "toy", "num_speculative_tokens": 2},
     ],
+    "encdec_draft": [
+        {"model": "toy"},
+        {"model": "toy", "tree_width": 3},
+        {"model": "toy", "tree_policy": "dyspec"},
+        {"model": "toy", "draft_sample_method": "greedy", "num_speculative_tokens": 2},
+    ],
     "pearl": [
         {"model": "toy", "overlap": True},
         {"model": "toy", "overlap": False, "num_speculative_tokens": 3},

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from engine.harness import engine, run, tokens
+from tiny_checkpoint import write as write_llama
 from tiny_hybrid import KINDS, hybrid, write
 from tiny_llama import runner_of, tiny_llama
 from tiny_llama import tokens as drawn
@@ -25,8 +27,8 @@ from paceline.drafters import DrafterArgs
 from paceline.engine import Engine, EngineDriver, Request, Turns
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import DecodingSequence
-from paceline.errors import CapabilityError
-from paceline.models.runners import RecurrentRunner
+from paceline.errors import CapabilityError, UnsupportedModelError
+from paceline.models.runners import GroupedRunner, RecurrentRunner
 from paceline.models.state.recurrent import RecurrentPart
 from paceline.search import SearchConfig, SearchDriver, SearchRequest
 
@@ -185,6 +187,26 @@ def test_methods_that_take_tokens_back_are_rejected_by_name(draft_of: str) -> No
         assert built("pearl"), "the control: attention alone can"
 
 
+def test_a_target_of_swift_must_take_tokens_back() -> None:
+    def built(target: Any) -> Any:
+        return build_parts(
+            target, SpeculativeConfig(method="swift", options={"skip_ratio": 0.5}), load=lambda name: target
+        )
+
+    with pytest.raises(CapabilityError, match="'swift' needs a model that can take back tokens that it has read"):
+        built(hybrid())
+    assert built(runner_of(tiny_llama())), "the control: attention alone can"
+
+
+def test_layers_with_mixers_run_in_no_groups() -> None:
+    runner = hybrid()
+    layers = (*runner.spec.layers, runner.spec.layers[0])
+    with pytest.raises(UnsupportedModelError, match="cannot run in groups, since they keep states of the text"):
+        GroupedRunner(
+            replace(runner.spec, layers=layers), {}, 2, name="tiny", device=runner.info.device, dtype=runner.info.dtype
+        )
+
+
 def test_who_takes_tokens_back_says_so() -> None:
     follow = {name for name in registry.DRAFTERS if not registry.load("drafters", name).takes_back}
     assert follow == {"draft_model", "quantized_copy"}
@@ -282,3 +304,15 @@ def test_grammars_and_trees(folder: Path, method: str) -> None:
     assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in wanted]
     assert all(one.metrics.num_accepted_tokens > 0 for one in found)
     assert all('"name"' in one.outputs[0].text for one in found)
+
+
+def test_the_small_model_of_a_hierarchy_must_take_tokens_back(folder: Path, tmp_path: Path) -> None:
+    target = str(write_llama(tmp_path))
+
+    def opened(small: str) -> LLM:
+        config = {"method": "specmquant", "model": small, "quantization": "int8"}
+        return LLM(target, speculative_config=config, threads=1, profile=False)
+
+    with pytest.raises(CapabilityError, match="small model of 'specmquant' must be one that can take back tokens"):
+        opened(str(folder))
+    assert opened(target), "the control: attention alone can"

@@ -21,7 +21,7 @@ from paceline.models.state.arena import Arena
 
 FILES = ("engine/scheduler.py", "engine/cache_room.py", "engine/prefix_cache.py", "engine/loop.py",
          "engine/planning.py", "engine/scoring.py", "engine/drafter_set.py", "engine/driver.py",
-         "models/state/cache.py", "models/state/arena.py", "models/state/cache_memory.py",
+         "models/state/cache.py", "models/state/arena.py", "models/state/cache_memory.py", "models/state/block_pool.py",
          "models/runners/native.py", "drafters/draft_model/drafter.py", "drafters/common/draft_state.py")  # fmt: skip
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -31,6 +31,7 @@ BLOCKS = (
     "models/state/cache.py",
     "models/state/arena.py",
     "models/state/cache_memory.py",
+    "models/state/block_pool.py",
 )
 PROMPTS = [[5, 6, 7, 8] * 5, [9, 10, 11]]
 
@@ -123,7 +124,7 @@ def test_an_interrupt_leaks_nothing_where_sequences_make_way(llm: LLM, monkeypat
 
 
 def test_without_recounting_it_would_leak(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.models.state.arena.BlockPool.recount", lambda self: None)
+    monkeypatch.setattr("paceline.models.state.block_pool.BlockPool.recount", lambda self: None)
     assert leaks(llm, BLOCKS, 30) != []
     monkeypatch.undo()
     shrink(llm, None)

@@ -191,7 +191,7 @@ def test_outputs_of_a_request_leave_their_states() -> None:
 def test_memory_stays_below_its_limit_and_states_go_with_their_blocks() -> None:
     runner = hybrid(cache_slots=32)
     arena, memory = runner.native.arena, runner.memory
-    held = 2 * 2 * RecurrentPart.opened(runner.spec.states, runner.info.dtype, runner.info.device).nbytes
+    held = 2 * 2 * runner.memory.state_bytes
     size = 64 * memory.block_bytes
     live = engine(runner, kv_cache_memory_bytes=size, max_num_seqs=2)
     wanted = cold("mamba2", [PROMPT])
@@ -226,10 +226,37 @@ def test_where_room_is_short_sequences_make_way_and_come_back(monkeypatch: pytes
     assert apart(found, cold("convolution", prompts, long)) < 1e-3
 
 
+def test_a_sequence_that_made_way_goes_on_from_its_last_block() -> None:
+    runner = hybrid()
+    read, live = Read(runner), engine(runner)
+    request = Request("r0", None, list(PROMPT), GREEDY, 7, GREEDY.max_tokens or 1)
+    live.add(request)
+    while not request.outputs or len(request.outputs[0].token_ids) < 15:
+        live.step()
+    read.since()
+    (sequence,) = live.scheduler.running
+    length = sequence.cache.length
+    live.scheduler.pause(sequence)
+    while live.has_work:
+        live.step()
+    assert length == 214
+    assert read.since() == [214 - 208]
+    assert apart([request], cold("mamba2", [PROMPT])) < 1e-3
+
+
+def test_more_outputs_than_states_fit_run_one_after_the_other() -> None:
+    params, wanted = SamplingParams(temperature=1.0, max_tokens=12, n=4, ignore_eos=True), engine(hybrid())
+    runner = hybrid(cache_slots=32)
+    each = 2 * runner.memory.state_bytes
+    live = engine(runner, kv_cache_memory_bytes=2 * each + 16 * runner.memory.block_bytes)
+    assert not runner.memory.sequences_fit([10] * 3)
+    assert tokens_of(decode(live, [PROMPT[:40]], params)) == tokens_of(decode(wanted, [PROMPT[:40]], params))
+
+
 def test_half_of_the_memory_serves_states_that_sequences_hold() -> None:
     runner = hybrid()
     memory: ArenaMemory = runner.memory
-    each = 2 * RecurrentPart.opened(runner.spec.states, runner.info.dtype, runner.info.device).nbytes
+    each = 2 * runner.memory.state_bytes
     memory.set_limit(10 * each, sequences=16)
     assert memory.sequences_fit([10] * 5)
     assert not memory.sequences_fit([10] * 6)

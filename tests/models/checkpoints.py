@@ -107,6 +107,9 @@ class Case:
         keys: turns the module's tensors into an older file's.
         oracle: gives the class of the transformers model that computes the same, where transformers lacks the family;
             then all files are those of `old` and `keys`.
+        afresh: the oracle's logits behind a cache are not those of one pass over the text, which ours are compared with
+            then: with longrope tokens are read again by `generate`, and Bamba counts their positions from 0 again where
+            nobody says them.
         by_length: the rotary angles depend on the length, so that a cache remembers how it was filled.
         tolerance: of logits; the delta rule amplifies rounding, in transformers as here.
     """
@@ -116,6 +119,7 @@ class Case:
     old: Mapping[str, Any] = field(default_factory=dict)
     keys: Rewrite = same
     oracle: Callable[[], Any] | None = None
+    afresh: bool = False
     by_length: bool = False
     tolerance: float = 1e-4
 
@@ -221,6 +225,7 @@ CASES: dict[str, Case] = {
         old=_PHI3
         | {"rope_theta": 10000.0, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
         | {"rope_scaling": {"type": "su", **LONGROPE}, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}},
+        afresh=True,
         by_length=True,
     ),
     "smollm3": Case(
@@ -325,6 +330,8 @@ CASES["qwen2_moe"] = Case(
 )
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_OLD = {"full_attn_idxs": [1], "block_ff_dim": 96, "block_multiple_of": 32, "conv_L_cache": 4}
+_LFM2_MOE = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_dense_layers": 1}
+_LFM2_MOE |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _DELTA = {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
 _DELTA |= {"linear_value_head_dim": 24}
 _DELTA_TYPES = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
@@ -332,6 +339,14 @@ _DELTA_OLD = {"full_attention_interval": 2, "partial_rotary_factor": 0.25, "rope
 _DELTA_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _DELTA_MOE |= {"shared_expert_intermediate_size": 48}
 _QUARTER = _rope("default", 500.0, partial_rotary_factor=0.25)
+_LIGHT_NET = {"expand_ratio": 16, "gate_low_rank_dim": 12, "norm_eps": 1e-5, "tie_word_embeddings": False}
+_KIMI = {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "num_experts": 8}
+_KIMI |= {"moe_intermediate_size": 24, "num_shared_experts": 2, "num_expert_group": 4, "topk_group": 2}
+_KIMI |= {"num_experts_per_token": 3, "routed_scaling_factor": 1.5, "num_key_value_heads": 4, "model_max_length": 64}
+_KIMI_OLD = _KIMI | {"mla_use_nope": True, "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1, "head_dim": 24}
+_KIMI_OLD |= {"rope_theta": 10000.0, "rope_scaling": None, "rms_norm_eps": 1e-5, "moe_renormalize": True}
+_KIMI_MIXER = {"full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 12, "num_heads": 3}
+_KIMI_MIXER |= {"short_conv_kernel_size": 3}
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2}
 _HYBRID = {"layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 96}
 _HYBRID_OLD = {"layers_block_type": ["mamba", "attention", "mamba"], "shared_intermediate_size": 96}
@@ -341,6 +356,33 @@ _FALCON |= {"ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8, "key_multiplier
 _FALCON |= {"attention_out_multiplier": 0.9, "lm_head_multiplier": 1.5, "embedding_multiplier": 2.0}
 _FALCON_NORM = {"mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "projectors_bias": True}
 _FALCON_PLAIN = {"mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_conv_bias": False}
+
+
+def lfm2_moe_keys(tensors: Tensors) -> Tensors:
+    """One tensor an expert."""
+    short = {name.replace(".feed_forward.", ".mlp."): tensor for name, tensor in tensors.items()}
+    return {
+        name.replace(".mlp.", ".feed_forward.").replace(".block_sparse_moe.", ".feed_forward."): tensor
+        for name, tensor in mixtral_keys(short).items()
+    }
+
+
+def _light_net_class() -> Any:
+    from models.lightnet_reference import LightNetForCausalLM
+
+    return LightNetForCausalLM
+
+
+def kimi_keys(tensors: Tensors) -> Tensors:
+    """Three convolutions, and one tensor an expert."""
+    out: Tensors = {}
+    for name, tensor in mixtral_keys(tensors).items():
+        stem, mark, _ = name.partition("conv1d.weight")
+        if mark:
+            out |= {f"{stem}{part}_{mark}": one.contiguous() for part, one in zip("qkv", tensor.chunk(3), strict=True)}
+        else:
+            out[name.replace(".forget_gate.", ".")] = tensor
+    return {re.sub(r"\.mlp\.(?=gate\.|shared_experts)", ".block_sparse_moe.", name): out[name] for name in out}
 
 
 def granite_hybrid_keys(tensors: Tensors) -> Tensors:
@@ -366,6 +408,18 @@ CASES |= {
         new=_LFM2 | {"conv_bias": True, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False},
         old=_LFM2_OLD | {"conv_bias": True, "block_auto_adjust_ff_dim": False, "tie_embedding": False},
     ),
+    "lfm2_moe": Case(
+        model_type="lfm2_moe",
+        new=_LFM2_MOE | {"routed_scaling_factor": 1.5} | _rope("default", 500.0),
+        old=_LFM2_MOE | {"routed_scaling_factor": 1.5, "rope_theta": 500.0, "tie_embedding": True},
+        keys=lfm2_moe_keys,
+    ),
+    "lfm2_moe-unnormed": Case(
+        model_type="lfm2_moe",
+        new=_LFM2_MOE | {"norm_topk_prob": False, "tie_word_embeddings": False},
+        old=_LFM2_MOE | {"norm_topk_prob": False, "tie_embedding": False, "rope_theta": 1e6},
+        keys=lfm2_moe_keys,
+    ),
     "qwen3_next": Case(
         model_type="qwen3_next",
         tolerance=1e-3,
@@ -382,6 +436,33 @@ CASES |= {
         new=_DELTA | _DELTA_MOE | _DELTA_TYPES | _QUARTER,
         old=_DELTA | _DELTA_MOE | _DELTA_OLD,
         keys=qwen_moe_keys,
+    ),
+    "kimi_linear": Case(
+        model_type="kimi_linear",
+        tolerance=1e-3,
+        new=_KIMI
+        | {"linear_head_dim": 12, "linear_num_heads": 3, "linear_conv_kernel_dim": 3, "q_lora_rank": None}
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        old=_KIMI_OLD | {"q_lora_rank": None, "first_k_dense_replace": 1, "linear_attn_config": _KIMI_MIXER},
+        keys=kimi_keys,
+    ),
+    "kimi_linear-ranked": Case(
+        model_type="kimi_linear",
+        tolerance=1e-3,
+        new=_KIMI
+        | {"linear_head_dim": 16, "linear_num_heads": 2, "q_lora_rank": 28, "num_hidden_layers": 5}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense", "sparse"], "num_experts_per_token": 1},
+        old=_KIMI_OLD
+        | {"linear_head_dim": 16, "linear_num_heads": 2, "q_lora_rank": 28, "num_hidden_layers": 5}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense", "sparse"], "num_experts_per_token": 1},
+        keys=kimi_keys,
+    ),
+    "lightnet": Case(
+        model_type="lightnet",
+        afresh=True,
+        oracle=_light_net_class,
+        new=_LIGHT_NET,
+        old=_LIGHT_NET | {"norm_eps": 1e-5, "hidden_act": "swish", "num_heads": None, "attn": None},
     ),
     "granitemoehybrid": Case(
         model_type="granitemoehybrid",
@@ -411,6 +492,96 @@ CASES |= {
         model_type="falcon_h1", new=_MAMBA2 | _FALCON_PLAIN, old=_MAMBA2 | _FALCON_PLAIN | {"mamba_expand": 2}
     ),
 }
+_PURE_MAMBA = {"intermediate_size": 160, "state_size": 8, "time_step_rank": 5}
+_PURE_MAMBA_OLD = _PURE_MAMBA | {"d_inner": 160, "d_model": 64, "n_layer": 3, "rms_norm": True, "ssm_cfg": {}}
+_BAMBA_BIAS = {"attn_layer_indices": [0, 2], "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True}
+_JAMBA = {"attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 4, "num_experts_per_tok": 2}
+_JAMBA |= {"expert_layer_period": 2, "expert_layer_offset": 0, "mamba_d_state": 8}
+_JAMBA_OLD = _JAMBA | {"mamba_dt_rank": 4, "mamba_inner_layernorms": True, "use_mamba_kernels": True}
+_NEMOTRON = {"mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "head_dim": 24}
+_NEMOTRON |= {"time_step_min": 1e-30}  # below which transformers takes no step in passes over more than one token
+_NEMOTRON_OLD = _NEMOTRON | {"mlp_hidden_act": "relu2", "layer_norm_epsilon": 1e-5, "rms_norm_eps": 1e-2}
+_NEMOTRON_OLD |= {"time_step_limit": [0.0, float("inf")], "use_bias": False, "conv_kernel": 4, "expand": 2}
+_NEMOTRON_MOE = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "use_bias": True}
+_NEMOTRON_MOE |= {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 1.5}
+_PURE_MAMBA2 = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16}
+
+
+def jamba_keys(tensors: Tensors) -> Tensors:
+    """One tensor an expert, beside the MLPs of other layers."""
+    short = {name.replace(".feed_forward.", ".mlp."): tensor for name, tensor in tensors.items()}
+    return {name.replace(".mlp.", ".feed_forward."): tensor for name, tensor in qwen_moe_keys(short).items()}
+
+
+def backbone_keys(tensors: Tensors) -> Tensors:
+    """One tensor an expert, and all within `backbone`."""
+    out: Tensors = {}
+    for name, tensor in tensors.items():
+        stem, _, kind = name.rpartition(".")
+        if stem.endswith(".experts"):
+            out |= {f"{stem}.{expert}.{kind}.weight": one.contiguous() for expert, one in enumerate(tensor)}
+        else:
+            out[name] = tensor
+    return {re.sub(r"^model\.", "backbone.", name): tensor for name, tensor in out.items()}
+
+
+def early_mamba_keys(tensors: Tensors) -> Tensors:
+    """The table's name in the first files."""
+    return {name.replace("backbone.embeddings.", "backbone.embedding."): tensors[name] for name in tensors}
+
+
+CASES |= {
+    "bamba": Case(
+        model_type="bamba",
+        afresh=True,
+        new=_MAMBA2 | {"attn_layer_indices": [1]} | _rope("default", 500.0),
+        old=_MAMBA2 | {"attn_layer_indices": [1], "attn_rotary_emb": 8, "mamba_d_head": 16, "rope_theta": 500.0},
+    ),
+    "bamba-bias": Case(
+        model_type="bamba",
+        afresh=True,
+        new=_MAMBA2 | _BAMBA_BIAS | _rope("default", partial_rotary_factor=0.5),
+        old=_MAMBA2 | _BAMBA_BIAS | {"rms_norm_eps": 1e-5, "rope_theta": 10000.0},
+    ),
+    "jamba": Case(model_type="jamba", new=_JAMBA, old=_JAMBA_OLD, keys=jamba_keys),
+    "jamba-dense": Case(
+        model_type="jamba",
+        new=_JAMBA | {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False},
+        old=_JAMBA_OLD | {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False, "sliding_window": None},
+    ),
+    "nemotron_h": Case(
+        model_type="nemotron_h",
+        new=_NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]},
+        old=_NEMOTRON_OLD | {"hybrid_override_pattern": "M-*M-", "num_hidden_layers": 5},
+        keys=backbone_keys,
+    ),
+    "nemotron_h-moe": Case(
+        model_type="nemotron_h",
+        new=_NEMOTRON
+        | _NEMOTRON_MOE
+        | {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"]},
+        old=_NEMOTRON_OLD | _NEMOTRON_MOE | {"hybrid_override_pattern": "ME*-M", "num_hidden_layers": 5},
+        keys=backbone_keys,
+    ),
+    "mamba": Case(model_type="mamba", new=_PURE_MAMBA, old=_PURE_MAMBA_OLD, keys=early_mamba_keys),
+    "mamba-bias": Case(
+        model_type="mamba",
+        new={"intermediate_size": 128, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False},
+        old={"expand": 2, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False}
+        | {"intermediate_size": None, "time_step_rank": "auto", "state_size": 16},
+    ),
+    "falcon_mamba": Case(
+        model_type="falcon_mamba",
+        new=_PURE_MAMBA | {"mixer_rms_eps": 1e-3},
+        old=_PURE_MAMBA | {"mixer_rms_eps": 1e-3, "use_mambapy": False, "layer_norm_epsilon": 1e-5},
+    ),
+    "mamba2": Case(model_type="mamba2", new=_PURE_MAMBA2, old=_PURE_MAMBA2 | {"expand": 2, "norm_before_gate": False}),
+    "mamba2-bias": Case(
+        model_type="mamba2",
+        new=_PURE_MAMBA2 | {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True},
+        old=_PURE_MAMBA2 | {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True},
+    ),
+}
 _WIDE_DELTA = {"head_dim": 128, "linear_value_head_dim": 32, "linear_key_head_dim": 32}
 _WIDE_MAMBA2 = {"num_attention_heads": 2, "num_key_value_heads": 1, "mamba_d_state": 16}
 WIDE: Mapping[str, Mapping[str, Any]] = {
@@ -428,6 +599,7 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
     "falcon_h1": _WIDE_MAMBA2,
     "falcon_h1-normed": _WIDE_MAMBA2,
     "falcon_h1-gated": _WIDE_MAMBA2,
+    "bamba": _WIDE_MAMBA2 | {"num_attention_heads": 1},
 }
 """Sizes that compiled passes take."""
 
@@ -447,6 +619,7 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
 }
 
 
@@ -479,6 +652,9 @@ def perturb(model: Any, seed: int = 0) -> Any:
                 value.add_(0.3 * noise)
             else:
                 value.copy_(noise * (0.4 if "embed" in name else 1.3 * value.shape[-1] ** -0.5))
+        for name, value in model.named_buffers():
+            if name.endswith("_bias"):  # by which experts are chosen
+                value.add_(0.3 * torch.randn(value.shape, generator=generator))
     return model
 
 

@@ -100,17 +100,16 @@ WIDE: dict[str, Any] = {
 }  # fmt: skip
 
 
-COMPILED = ("t5", "t5 with gates", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "whisper")
-
-
 def wide(name: str) -> dict[str, Any]:
-    """Sizes that fill vectors; the head's rows do not fill a strip."""
+    """Sizes that fill vectors, or heads that are padded until they do; the head's rows do not fill a strip."""
+    if name == "moonshine":
+        return {"hidden_size": 288, "encoder_num_attention_heads": 8, "decoder_num_attention_heads": 8}
     if "t5" in name:
         return {"d_model": 64, "d_kv": 32, "num_heads": 2, "vocab_size": 103}
     return WIDE | ({"decoder_vocab_size": 103} if name == "marian" else {})
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", tiny.FAMILIES)
 def test_compiled_passes_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Chunks, a tree, a commit of its path, taps, and what the heads ask of the source."""
     model, runner = tiny.make(name, tmp_path, **wide(name)), load_runner(tmp_path, dtype="float32")
@@ -142,7 +141,7 @@ def test_compiled_passes_are_those_of_transformers(name: str, tmp_path: Path) ->
         torch.testing.assert_close(rows, seen[layer][0, head], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["t5", "whisper", "marian"])
+@pytest.mark.parametrize("name", ["t5", "whisper", "marian", "moonshine"])
 def test_a_row_keeps_its_bits_in_compiled_passes(name: str, tmp_path: Path) -> None:
     """Alone, among many rows and in int8."""
     tiny.make(name, tmp_path, **wide(name))
@@ -158,6 +157,71 @@ def test_a_row_keeps_its_bits_in_compiled_passes(name: str, tmp_path: Path) -> N
         assert torch.equal(torch.cat(rows), whole)
         other = runner.extend([opened(runner, tiny.source(name, 1)[0])], [TEXT], all_logits=True).logits
         assert not torch.equal(other, whole)  # the source counts
+
+
+def read(folder: Path, sources: list[Inputs], **options: Any) -> list[torch.Tensor]:
+    """What the encoder of a loaded model makes of sources side by side, in float32."""
+    runner: Any = load_runner(folder, **options)
+    tensors = [
+        torch.tensor(inputs.encoder_tokens) if inputs.encoder_tokens else torch.tensor(*inputs.features.values())
+        for inputs in sources
+    ]
+    with torch.inference_mode():
+        return [states.float() for states in runner.encoder.run(tensors)]
+
+
+def error(ours: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((ours - wanted).norm() / wanted.norm())
+
+
+ENCODERS = pytest.mark.parametrize("name", ["t5", "marian", "whisper", "moonshine"])
+TYPES: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "float32", "quantization": "int8"},
+    "int8 and bfloat16": {"dtype": "bfloat16", "quantization": "int8"},
+}
+EACH_TYPE = pytest.mark.parametrize("kind", TYPES)
+
+
+@ENCODERS
+@EACH_TYPE
+def test_an_encoder_gives_the_numbers_of_operators(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled of it rounds activations; in float32 nothing is."""
+    tiny.make(name, tmp_path, **wide(name))
+    sources = [tiny.source(name, seed)[0] for seed in range(3)]
+    compiled = read(tmp_path, sources, **TYPES[kind])
+    monkeypatch.setenv("PACELINE_COMPILED", "0")
+    operators, whole = read(tmp_path, sources, **TYPES[kind]), read(tmp_path, sources, dtype="float32")
+    for i in range(3):
+        assert error(compiled[i], operators[i]) < (0.06 if kind != "float32" else 1e-6)
+        assert error(compiled[i], whole[i]) < 0.07
+        assert (error(compiled[i], whole[i]) > 1e-3) == (kind != "float32"), "the control: numbers are rounded"
+        rows = min(len(compiled[i]), len(operators[i - 1]))
+        assert error(compiled[i][:rows], operators[i - 1][:rows]) > 0.3, "the control: sources count"
+
+
+@ENCODERS
+@EACH_TYPE
+def test_a_source_reads_the_same_beside_others(name: str, kind: str, tmp_path: Path) -> None:
+    """Within what PyTorch's own operators change; what is compiled keeps every bit (test_products, test_two_sided)."""
+    tiny.make(name, tmp_path, **wide(name))
+    sources = [tiny.source(name, seed)[0] for seed in range(3)]
+    beside = read(tmp_path, sources, **TYPES[kind])
+    for inputs, states in zip(sources, beside, strict=True):
+        (alone,) = read(tmp_path, [inputs], **TYPES[kind])
+        assert alone.shape == states.shape
+        assert error(alone, states) < (1e-5 if kind == "float32" else 0.01)
+
+
+def test_what_reads_a_source_is_rounded_to_bytes_in_int4_too(tmp_path: Path) -> None:
+    tiny.make("whisper", tmp_path, **wide("whisper"))
+    sources = [tiny.source("whisper")[0]]
+    found = {form: read(tmp_path, sources, dtype="float32", quantization=form)[0] for form in ("int8", "int4", None)}
+    assert torch.equal(found["int4"], found["int8"])
+    assert not torch.equal(found["int8"], found[None])
 
 
 def test_a_source_is_read_once_for_all_that_have_it(made: Any) -> None:
@@ -212,17 +276,26 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
         load_runner(tmp_path)
 
 
-def test_strict_mode_needs_compiled_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A source keeps its bits beside others, too; without strict mode (the control of the option) it need not."""
-    tiny.make("t5", tmp_path, **wide("t5"))
-    runner: Any = load_runner(tmp_path, dtype="float32", exactness="strict")
-    sources = [tiny.source("t5", seed)[0] for seed in range(3)]
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
+@pytest.mark.parametrize("name", ["t5", "whisper", "moonshine"])
+def test_a_source_keeps_its_bits_beside_others(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    tiny.make(name, tmp_path, **wide(name))
+    load = {"dtype": "float32", "exactness": "strict", **options}
+    runner: Any = load_runner(tmp_path, **load)
+    sources = [tiny.source(name, seed)[0] for seed in range(3)]
     caches = [runner.open(0, inputs) for inputs in sources]
     runner.encode(caches)
     beside = runner.extend(caches, [TEXT] * 3, all_logits=True)
     for i, inputs in enumerate(sources):
-        alone: Any = load_runner(tmp_path, dtype="float32", exactness="strict")
-        assert torch.equal(alone.extend([opened(alone, inputs)], [TEXT], all_logits=True).logits, beside.of(i))
+        alone: Any = load_runner(tmp_path, **load)
+        found = alone.extend([opened(alone, inputs)], [TEXT], all_logits=True).logits
+        assert torch.equal(found, beside.of(i))
+        assert not torch.equal(found, beside.of(i - 1))  # the source counts
+
+
+def test_strict_mode_needs_compiled_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.make("t5", tmp_path, **wide("t5"))
+    load_runner(tmp_path, dtype="float32", exactness="strict")
     monkeypatch.setenv("PACELINE_COMPILED", "0")
     with pytest.raises(ConfigError, match="only compiled passes keep the bits"):
         load_runner(tmp_path, dtype="float32", exactness="strict")

@@ -154,7 +154,17 @@ def test_declared_dtype(given: dict[str, Any], wanted: str | None) -> None:
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "mamba"}, "'mamba'"),
+    ({"model_type": "rwkv"}, "'rwkv'"),
+    ({"model_type": "mamba", "hidden_act": "gelu"}, "'gelu'"),
+    ({"model_type": "lfm2_moe", "use_expert_bias": False}, "use_expert_bias=False"),
+    ({"model_type": "kimi_linear", "mla_use_nope": False}, "mla_use_nope=False"),
+    ({"model_type": "lightnet", "use_short_conv": True}, "use_short_conv=True"),
+    ({"model_type": "lightnet", "attn": {"layers": [1]}}, "attn="),
+    ({"model_type": "nemotron_h", "mlp_hidden_act": "silu"}, "mlp_hidden_act='silu'"),
+    ({"model_type": "nemotron_h", "moe_latent_size": 32}, "moe_latent_size=32"),
+    ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-X"}, "'X'"),
+    ({"model_type": "nemotron_h", "hybrid_override_pattern": "-*-"}, "without Mamba"),
+    ({"model_type": "mamba2", "hidden_act": "gelu"}, "'gelu'"),
     ({"model_type": None}, "None"),
     ({"hidden_act": "relu2"}, "'relu2'"),
     ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "'mrope'"),

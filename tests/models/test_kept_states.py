@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import random
 from typing import Any
 
 import pytest
 import torch
+from interrupts import bytecodes, interrupt
 from tiny_hybrid import KINDS, hybrid
 from tiny_llama import close
 from tiny_llama import tokens as drawn
 
 from paceline.errors import ConfigError
+from paceline.models import cache_bytes
 from paceline.models.runners import RecurrentRunner
 from paceline.models.state.parts import CompositeState, states_of
 from paceline.models.state.recurrent import RecurrentPart
@@ -149,3 +153,66 @@ def test_blocks_that_lie_apart_take_those_of_a_run() -> None:
     arena.copy([5, 6], [1, 3])
     assert torch.equal(arena.kv[:, 16:32], arena.kv[:, 80:96])
     assert torch.equal(arena.kv[:, 48:64], arena.kv[:, 96:112])
+
+
+def test_a_sequence_counts_with_its_states() -> None:
+    runner = hybrid()
+    memory = runner.memory
+    assert cache_bytes(runner, 20) == 2 * memory.block_bytes + part_of(runner.open()).nbytes
+    assert cache_bytes(runner.native, 20) == 2 * memory.block_bytes
+
+
+FILES = tuple(f"models/state/{name}.py" for name in ("arena", "block_pool", "cache", "cache_memory", "kept_states"))
+FILES = (*FILES, "models/state/recurrent.py")
+
+
+def _turns(runner: RecurrentRunner) -> torch.Tensor:
+    """Texts that begin alike are read, kept and taken over, where room is short."""
+    memory, found = runner.memory, []
+    for turn in range(3):
+        text = [*TEXT[:32], *drawn(30, seed=turn)]
+        state: Any = runner.open()
+        memory.adopt("a", memory.pieces(text), state)
+        if not state.length:
+            runner.extend([state], [text[:32]])
+            memory.keep_state(state)
+        begun = state.length
+        found.append(runner.extend([state], [text[begun:]]).logits)
+        if begun in part_of(state).kept and part_of(state).kept[begun].present:
+            runner.truncate(state, begun)
+        memory.follow_borders(state)
+        for token in text[state.length : 50]:
+            runner.score([state], [token], [TokenTree.chain([1])])
+            runner.commit([state], [()])
+        memory.retain(state, "a", memory.pieces(text[:50]))
+        runner.release(state)
+    return torch.cat(found)
+
+
+def _leaks(points: int) -> list[str]:
+    """Where an interrupt left blocks behind, or what gives other numbers."""
+    runner = hybrid("convolution", cache_slots=32)
+    runner.memory.set_limit(12 * runner.memory.block_bytes, sequences=1)
+    runner.memory.allocate_single_blocks(True)
+    expected, total = _turns(runner), bytecodes(lambda: _turns(runner), FILES)
+    found = []
+    for at in random.Random(0).sample(range(1, total), points):
+        where = interrupt(lambda: _turns(runner), FILES, at)
+        gc.collect()
+        right = close(_turns(runner), expected, 1e-3)
+        gc.collect()
+        runner.memory.forget()
+        if not right or runner.memory.spare() != runner.memory.capacity:
+            found.append(where)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside __del__
+def test_an_interrupt_leaks_nothing() -> None:
+    assert _leaks(60) == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_without_recounting_it_would_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.models.state.block_pool.BlockPool.recount", lambda self: None)
+    assert _leaks(30) != []

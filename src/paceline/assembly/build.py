@@ -30,6 +30,7 @@ from paceline.drafters.common import tables_of
 from paceline.engine import DrafterSet, EngineParts
 from paceline.errors import CapabilityError, ConfigError, DrafterError, NumericsError, PacelineError
 from paceline.models import Runner, has_ability
+from paceline.models.heads import is_source_draft
 from paceline.sampling import KeyedDraws
 from paceline.tree import TokenTree, Verdict
 from paceline.utils import check_types, described, need, shortened
@@ -167,7 +168,8 @@ def single_methods(config: SpeculativeConfig, default_draft: str | None) -> list
         SpeculativeConfig(method=auto_table(tables), options=tables),
     ]
     if draft:
-        methods.append(_with_draft(SpeculativeConfig(method="draft_model", model=draft, options=drafting), None))
+        drafts = "encdec_draft" if is_source_draft(draft) else "draft_model"
+        methods.append(_with_draft(SpeculativeConfig(method=drafts, model=draft, options=drafting), None))
     return methods
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from paceline.checkpoints import Tokenizer, head_share, read_config, resolve, same_tokenizer
-from paceline.config import QUANTIZATIONS, EngineConfig
+from paceline.config import NOT_QUANTIZED, QUANTIZATIONS, EngineConfig
 from paceline.drafters.vocab import counts_path
 from paceline.errors import ConfigError, DrafterError, OutOfMemoryError
 from paceline.models import (
@@ -30,9 +30,12 @@ from paceline.models import (
     has_ability,
     load_denoiser,
     load_runner,
+    load_source_draft,
     memory_of,
     resolve_device,
+    source_draft_target,
 )
+from paceline.models.runners import SourceDraftRunner
 
 logger = logging.getLogger("paceline")
 
@@ -162,6 +165,7 @@ class DraftModels:
         self._placed: dict[tuple[object, ...], str] = {}
         self._denoisers: dict[tuple[str, str], Denoiser] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
+        self._on_sources: dict[tuple[str, str | None], SourceDraftRunner] = {}
 
     def open(
         self,
@@ -274,6 +278,21 @@ class DraftModels:
                 head_rows=head_rows, lora=self._lora,
             ),
         )  # fmt: skip
+
+    def on_sources_of(self, target: Runner, model: str, *, quantization: str | None = None) -> SourceDraftRunner:
+        """See `drafters.base.Models.on_sources_of`.
+
+        Raises:
+            CapabilityError: a target without an encoder, or without the native runner.
+            CheckpointError: no such draft, or one for another model.
+        """
+        encoding = source_draft_target(target, "encdec_draft")
+        form = QUANTIZATIONS.get((self.info.quantization if quantization is None else quantization) or NOT_QUANTIZED)
+        if (model, form) not in self._on_sources:
+            self._on_sources[model, form] = load_source_draft(
+                model, encoding, self.folder, tokenizer=self.tokenizer.fingerprint, quantization=form
+            )
+        return self._on_sources[model, form]
 
     def counts_file(self) -> Path | None:
         """See `drafters.base.Models.counts_file`."""

@@ -54,6 +54,7 @@ from .quantization import form_of as form_of
 from .quantization import is_mixed as is_mixed
 from .quantization import is_quantized as is_quantized
 from .quantization import quantize as quantize
+from .quantization import quantize_rows as quantize_rows
 from .quantization import quantized as quantized
 from .quantization import quantized_sizes as quantized_sizes
 from .quantization import unpacked as unpacked

@@ -170,7 +170,8 @@ class ConfigKeys:
         )
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL: str = "full_attention"
+SLIDING: str = "sliding_attention"
 
 Windows = Literal["none", "all", "types"]
 

@@ -173,7 +173,8 @@ def _llada2(keys: ConfigKeys) -> DenoiserSpec:
     shared = keys.count("num_shared_experts") * keys.size("moe_intermediate_size")
     assert model.moe is not None
     scaling = keys.positive("routed_scaling_factor")
-    moe = replace(model.moe, sigmoid=True, groups=(groups, open_), scaling=scaling, shared=shared)
+    norm = model.moe.norm_top_k and model.moe.top_k > 1  # a single score is never normed
+    moe = replace(model.moe, sigmoid=True, groups=(groups, open_), scaling=scaling, shared=shared, norm_top_k=norm)
     return DenoiserSpec(model=replace(model, moe=moe), mask_token_id=-1, block_length=_block_length(keys))
 
 

@@ -15,9 +15,10 @@ from typing import Any, Literal
 from paceline.checkpoints.config_keys import ConfigKeys, layer_specs, local_and_global, rope_spec
 from paceline.checkpoints.encoder_decoder_families import encoder_decoder_spec, is_encoder_decoder
 from paceline.checkpoints.hybrid_families import HYBRID_FAMILIES
-from paceline.checkpoints.model_family import ModelFamily, Rename, moe_spec
+from paceline.checkpoints.mamba_families import MAMBA_FAMILIES
+from paceline.checkpoints.model_family import ModelFamily, Rename, expert_groups, latent_fields, moe_spec
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models import LatentSpec, LayerSpec, ModelSpec, RopeSpec
+from paceline.models import LayerSpec, ModelSpec, RopeSpec
 from paceline.utils import shortened
 
 ACTIVATIONS: Mapping[str, Literal["silu", "gelu", "gelu_tanh"]] = {
@@ -117,38 +118,17 @@ def _deepseek_v2(keys: ConfigKeys) -> dict[str, Any]:
             raise UnsupportedModelError(f"{keys.family}: {key}={keys.get(key)!r} is not implemented")
     if method not in ("greedy", "group_limited_greedy"):
         raise UnsupportedModelError(f"{keys.family}: topk_method={method!r} is not implemented")
-    latent = LatentSpec(
-        rank=keys.size("kv_lora_rank"),
-        nope=keys.size("qk_nope_head_dim"),
-        rope=keys.size("qk_rope_head_dim"),
-        value=keys.size("v_head_dim"),
-        query_rank=keys.optional_size("q_lora_rank"),
-    )
-    rope = replace(rope_spec(keys, latent.rope), interleaved=True)
+    fields = latent_fields(keys)
+    rope = replace(rope_spec(keys, keys.size("qk_rope_head_dim")), interleaved=True)
     inner = keys.size("moe_intermediate_size")
     moe = replace(
         moe_spec(keys, "n_routed_experts", inner, norm_top_k=False),
         shared=inner * (keys.optional_size("n_shared_experts") or 0),
         scaling=keys.positive("routed_scaling_factor"),
-        groups=_expert_groups(keys) if method == "group_limited_greedy" else None,
+        groups=expert_groups(keys, keys.size("n_routed_experts")) if method == "group_limited_greedy" else None,
     )
-    return {
-        "latent": latent,
-        "num_kv_heads": 1,
-        "head_dim": latent.rank + latent.rope,
-        "attention_scale": (latent.nope + latent.rope) ** -0.5 * _length_scale(rope) ** 2,
-        "ropes": {"default": rope},
-        "moe": moe,
-    }
-
-
-def _expert_groups(keys: ConfigKeys) -> tuple[int, int]:
-    groups, best, experts = keys.size("n_group"), keys.size("topk_group"), keys.size("n_routed_experts")
-    if experts % groups or best > groups or best * (experts // groups) < keys.size("num_experts_per_tok"):
-        raise CheckpointError(
-            f"config.json: {best} of {groups} groups of {experts} experts do not fit each other; repair it"
-        )
-    return groups, best
+    scale = fields["attention_scale"] * _length_scale(rope) ** 2
+    return fields | {"attention_scale": scale, "ropes": {"default": rope}, "moe": moe}
 
 
 def _length_scale(rope: RopeSpec) -> float:
@@ -301,6 +281,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "gpt_oss": ModelFamily(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
     "deepseek_v2": ModelFamily(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
     **HYBRID_FAMILIES,
+    **MAMBA_FAMILIES,
 }
 MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 """Families whose text part, `text_config`, runs natively."""
@@ -354,8 +335,9 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     keys = ConfigKeys(config, {**_COMMON, **family.defaults}, str(config["model_type"]), family.keys)
     keys.check()
     _check_features(keys)
-    heads, kv_heads, head_dim = _heads(keys)
-    ropes, bias = _ropes(keys, family, head_dim), family.attention_bias == "key" and keys.flag("attention_bias")
+    heads, kv_heads, head_dim = _heads(keys) if family.attention else (1, 1, keys.size("hidden_size"))
+    ropes = _ropes(keys, family, head_dim) if family.attention else {}
+    bias = family.attention_bias == "key" and keys.flag("attention_bias")
     extra = family.extra(keys)
     spec = ModelSpec(
         family=keys.family,
@@ -364,7 +346,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=keys.size("intermediate_size"),
+        intermediate_size=extra.pop("intermediate_size", None) or keys.size("intermediate_size"),
         layers=_layers(keys, family, mixture="moe" in extra),
         ropes=ropes,
         max_context=_max_context(keys, ropes),

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.checkpoints import gguf_hybrids as hybrids
 from paceline.checkpoints.checkpoint import Checkpoint, TensorEntry
 from paceline.checkpoints.config_keys import FULL, SLIDING
 from paceline.checkpoints.gguf_file import GgufFile, Metadata, read_gguf
@@ -29,6 +30,7 @@ ROWS = 2**16
 NAMES: Mapping[str, str] = {
     "token_embd": "embed_tokens",
     "output_norm": "norm",
+    "token_embd_norm": "norm",
     "output": "lm_head",
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -51,12 +53,13 @@ TABLES = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 """Tensors that belong to the rotary embedding, and are read with the configuration."""
 
 BLOCK = re.compile(r"^blk\.(\d+)\.(.+)\.(weight|bias)$")
+FORMED = re.compile(r"^blk\.(\d+)\.(.+)$")
 
 
 @dataclass(frozen=True, slots=True)
 class _TensorSource:
     """Where a tensor comes from: one of the file, an expert of it, with rows of heads to bring into order; or `values`
-    beside it, see `_fill_latent`.
+    beside it, see `_fill_latent`; or what `form` makes of it.
     """
 
     source: str
@@ -64,6 +67,7 @@ class _TensorSource:
     heads: int = 0
     add: float = 0.0
     values: str | None = None
+    form: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 class GgufCheckpoint(Checkpoint):
@@ -85,6 +89,10 @@ class GgufCheckpoint(Checkpoint):
     def _add(self, name: str) -> None:
         stem, _, ending = name.rpartition(".")
         if stem in TABLES or ((match := BLOCK.match(name)) is not None and match[2] in TABLES):
+            return
+        formed = FORMED.match(name)
+        if formed is not None and formed[2] in hybrids.FORMS:
+            self._place_formed(formed[1], formed[2], name)
             return
         if match is None:
             self._place(f"{NAMES.get(stem, stem)}.{ending}", _TensorSource(name, add=self._offset(stem)))
@@ -111,7 +119,16 @@ class GgufCheckpoint(Checkpoint):
         if not self._architecture.turned or part not in {"attn_q", "attn_k"}:
             return 0
         heads = self.file.number("attention.head_count")
-        return heads if part == "attn_q" else self.file.number("attention.head_count_kv", heads)
+        counts = self.file.get("attention.head_count_kv")
+        if part == "attn_q":
+            return heads
+        return max(counts) if isinstance(counts, list) else self.file.number("attention.head_count_kv", heads)
+
+    def _place_formed(self, layer: str, part: str, name: str) -> None:
+        tensor, (stored, form) = self.file.tensors[name], hybrids.FORMS[part]
+        shape = form(torch.empty(tensor.shape, device="meta")).shape
+        self._places[f"layers.{layer}.{stored}"] = _TensorSource(name, form=form)
+        self.entries[f"layers.{layer}.{stored}"] = TensorEntry(tensor.path, "F32", tuple(shape), tensor.nbytes)
 
     def _place(self, stored: str, place: _TensorSource) -> None:
         tensor = self.file.tensors[place.source]
@@ -167,6 +184,9 @@ class GgufCheckpoint(Checkpoint):
         place = self._places[name]
         if place.values is not None:
             self._fill_latent(place.source, place.values, out)
+            return
+        if place.form is not None:
+            out.copy_(place.form(self.file.read(place.source).view(self.file.tensors[place.source].shape)))
             return
         if out.dim() == 1:
             row = place.expert or 0
@@ -245,14 +265,18 @@ def _query_scalar(file: GgufFile, *, largest: int) -> float:
 
 
 def _granite(file: GgufFile) -> Metadata:
+    if file.get("rope.scaling.finetuned", True) is not True:
+        raise UnsupportedModelError(f"{file.path.name}: a Granite without rotary embedding is not supported")
+    return _multipliers(file)
+
+
+def _multipliers(file: GgufFile) -> Metadata:
     keys = {
         "embedding_multiplier": "embedding_scale",
         "residual_multiplier": "residual_scale",
         "attention_multiplier": "attention.scale",
         "logits_scaling": "logit_scale",
     }
-    if file.get("rope.scaling.finetuned", True) is not True:
-        raise UnsupportedModelError(f"{file.path.name}: a Granite without rotary embedding is not supported")
     return {ours: file.get(theirs) for ours, theirs in keys.items() if file.get(theirs) is not None}
 
 
@@ -383,6 +407,24 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "cohere2": Architecture(model_type="cohere2", extra=_cohere2),
     "gpt-oss": Architecture(model_type="gpt_oss", names=GPT_OSS, yarn={"truncate": False}, extra=_gpt_oss),
     "deepseek2": Architecture(model_type="deepseek_v2", names=DEEPSEEK2, extra=_deepseek2),
+    "lfm2": Architecture(model_type="lfm2", names=hybrids.LFM2, extra=hybrids.lfm2),
+    "lfm2moe": Architecture(model_type="lfm2_moe", names=hybrids.LFM2, extra=hybrids.lfm2_moe),
+    "falcon-h1": Architecture(model_type="falcon_h1", names=hybrids.FALCON_H1, extra=hybrids.falcon_h1),
+    "granitehybrid": Architecture(
+        model_type="granitemoehybrid",
+        turned=True,
+        names=hybrids.GRANITE_HYBRID,
+        extra=lambda file: _multipliers(file) | hybrids.granite_hybrid(file),
+    ),
+    "qwen3next": Architecture(
+        model_type="qwen3_next", norms_plus_one=True, names=hybrids.QWEN3_NEXT, extra=hybrids.qwen3_next_moe
+    ),
+    "qwen35": Architecture(
+        model_type="qwen3_5_text", norms_plus_one=True, names=hybrids.QWEN3_NEXT, extra=hybrids.qwen3_next
+    ),
+    "qwen35moe": Architecture(
+        model_type="qwen3_5_moe_text", norms_plus_one=True, names=hybrids.QWEN3_NEXT, extra=hybrids.qwen3_next_moe
+    ),
 }
 MIXTRAL = Architecture(model_type="mixtral", turned=True, extra=_mixtral)
 

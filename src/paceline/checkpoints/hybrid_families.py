@@ -1,26 +1,24 @@
-"""Families with mixers beside attention, or instead; see `checkpoints.families`."""
+"""Families with short convolutions or delta rules beside attention; see `checkpoints.families`."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from paceline.checkpoints.config_keys import FULL, ConfigKeys, sparse_layers
-from paceline.checkpoints.model_family import ModelFamily, Rename, moe_spec
+from paceline.checkpoints.model_family import (
+    LINEAR,
+    ModelFamily,
+    Rename,
+    expert_groups,
+    latent_fields,
+    mixed_layers,
+    moe_spec,
+)
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models import DeltaSpec, LayerSpec, Mamba2Spec, MixerSpec, ShortConvSpec
-
-
-def mixed_layers(keys: ConfigKeys, mixers: Mapping[str, MixerSpec], types: list[str]) -> tuple[LayerSpec, ...]:
-    """Layers of attention or of a mixer, by their types."""
-    layers = {kind: LayerSpec(attention=False, rope=None, mixer=mixer) for kind, mixer in mixers.items()}
-    layers[FULL] = LayerSpec()
-    if unknown := [kind for kind in types if kind not in layers]:
-        raise UnsupportedModelError(f"{keys.family}: layers of type {unknown[0]!r} are not implemented")
-    return tuple(layers[kind] for kind in types)
+from paceline.models import DeltaSpec, KimiDeltaSpec, LayerSpec, LightNetSpec, ShortConvSpec
 
 
 def _lfm2_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
@@ -45,6 +43,18 @@ def _lfm2(keys: ConfigKeys) -> dict[str, Any]:
         raise CheckpointError(f"config.json: the inner width of {keys.family} comes out as {inner}; repair it")
     tied = keys.flag("tie_embedding" if keys.given("tie_embedding") else "tie_word_embeddings")
     return {"intermediate_size": inner, "tied": tied}
+
+
+def _lfm2_moe_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
+    layers = _lfm2_layers(keys)
+    return tuple(replace(layer, moe=moe) for layer, moe in zip(layers, sparse_layers(keys, len(layers)), strict=True))
+
+
+def _lfm2_moe(keys: ConfigKeys) -> dict[str, Any]:
+    if not keys.flag("use_expert_bias"):
+        raise UnsupportedModelError(f"{keys.family}: use_expert_bias=False is not implemented")
+    moe = moe_spec(keys, "num_experts", keys.size("moe_intermediate_size"), norm_top_k=keys.flag("norm_topk_prob"))
+    return _lfm2(keys) | {"moe": replace(moe, sigmoid=True, scaling=keys.positive("routed_scaling_factor"))}
 
 
 _LFM2 = {
@@ -75,6 +85,22 @@ _LFM2_NAMES: Rename = (
     (re.compile(r"\.feed_forward\.w3\."), ".mlp.up_proj."),
     (re.compile(r"\.feed_forward\.w2\."), ".mlp.down_proj."),
 )
+_LFM2_MOE = {key: value for key, value in _LFM2.items() if not key.startswith("block_")} | {
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "first_k_dense_replace": 2,
+    "use_expert_bias": True,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+}
+_LFM2_MOE_NAMES: Rename = (
+    *_LFM2_NAMES,
+    (re.compile(r"\.feed_forward\.expert_bias$"), ".mlp.gate.expert_bias"),
+    (re.compile(r"\.feed_forward\."), ".mlp."),
+)
 
 
 def _delta_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
@@ -89,6 +115,7 @@ def _delta_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
         key_dim=keys.size("linear_key_head_dim"),
         value_dim=keys.size("linear_value_head_dim"),
         taps=keys.size("linear_conv_kernel_dim"),
+        in_turn=keys.flag("linear_value_heads_in_turn"),
     )
     if mixer.value_heads % mixer.key_heads:
         raise CheckpointError(
@@ -108,98 +135,75 @@ def _qwen3_next(keys: ConfigKeys) -> dict[str, Any]:
     return fields
 
 
-def _mamba2(keys: ConfigKeys, inner: int, **more: Any) -> Mamba2Spec:
-    """The mixer of an inner width, by the keys that Granite 4, Falcon-H1 and Bamba share."""
-    heads, head_dim, groups = keys.size("mamba_n_heads"), keys.get("mamba_d_head"), keys.size("mamba_n_groups")
-    head_dim = inner // heads if head_dim in (None, "auto") else keys.size("mamba_d_head")
-    if heads * head_dim != inner or heads % groups:
-        raise CheckpointError(
-            f"config.json: {heads} heads of {head_dim} in {groups} groups do not make up a mixer of {inner}; repair it"
-        )
-    return Mamba2Spec(
-        heads=heads, head_dim=head_dim, state_dim=keys.size("mamba_d_state"), groups=groups,
-        taps=keys.size("mamba_d_conv"), conv_bias=keys.flag("mamba_conv_bias"), bias=keys.flag("mamba_proj_bias"),
-        steps=_steps(keys), **more,
-    )  # fmt: skip
+def _light_net_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
+    hidden, heads = keys.size("hidden_size"), keys.optional_size("num_heads")
+    width = keys.optional_size("expand_ratio") or hidden // (heads or 1)
+    heads = heads or max(1, hidden // width)
+    if hidden % heads:
+        raise CheckpointError(f"config.json: {heads} heads cannot share {hidden} dimensions evenly; repair it")
+    mixer = LightNetSpec(heads=heads, key_dim=width, value_dim=hidden // heads, rank=keys.size("gate_low_rank_dim"))
+    return (LayerSpec(rope=None, attention=False, mixer=mixer),) * keys.size("num_hidden_layers")
 
 
-def _steps(keys: ConfigKeys) -> tuple[float, float]:
-    """Least and largest step; transformers writes an infinite one as an object."""
-    limits = keys.items("time_step_limit", 2) or [0.0, math.inf]
-    least, most = (math.inf if limit == {"__float__": "Infinity"} else limit for limit in limits)
-    numbers = not any(isinstance(one, bool) or not isinstance(one, int | float) for one in (least, most))
-    if not (numbers and 0 <= least <= most):
-        raise keys.wrong("time_step_limit", "two numbers of 0 or more, the smaller one first")
-    return float(least), float(most)
+def _light_net(keys: ConfigKeys) -> dict[str, Any]:
+    fine = {"use_short_conv": (None, False), "elementwise_affine": (True,), "attn": (None,)}
+    for key, values in {**fine, "attnres_block_size": (None,)}.items():
+        if keys.get(key) not in values:
+            raise UnsupportedModelError(f"{keys.family}: {key}={keys.get(key)!r} is not implemented")
+    inner = 256 * -(-int(keys.size("hidden_size") * keys.positive("hidden_ratio") * 2 / 3) // 256)
+    return {"intermediate_size": keys.optional_size("intermediate_size") or inner}
 
 
-def _granite_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
+def _kimi_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
     count = keys.size("num_hidden_layers")
-    types = keys.items("layers_block_type" if keys.given("layers_block_type") else "layer_types", count)
-    types = [{"attention": FULL, "mamba": LINEAR}.get(kind, kind) for kind in types or [LINEAR] * count]
-    bias = keys.flag("mamba_proj_bias")
-    mixer = _mamba2(keys, keys.size("mamba_expand") * keys.size("hidden_size"), out_bias=bias)
-    mixer = replace(mixer, norm_groups=mixer.groups)
-    position, sparse = keys.get("position_embedding_type"), keys.count("num_local_experts") > 0
-    if position not in (None, "nope", "rope"):
-        raise UnsupportedModelError(f"{keys.family}: position_embedding_type={position!r} is not implemented")
-    layers = mixed_layers(keys, {LINEAR: mixer}, types)
-    turned = position == "rope"
-    return tuple(replace(layer, moe=sparse, rope=layer.rope if turned else None) for layer in layers)
+    linear = ConfigKeys(keys.mapping("linear_attn_config"), {}, keys.family)
+    mixer = KimiDeltaSpec(
+        heads=linear.optional_size("num_heads") or keys.size("linear_num_heads"),
+        head_dim=linear.optional_size("head_dim") or keys.size("linear_head_dim"),
+        taps=linear.optional_size("short_conv_kernel_size") or keys.size("linear_conv_kernel_dim"),
+    )
+    layers, sparse = mixed_layers(keys, {LINEAR: mixer}, _kimi_types(keys, linear, count)), _kimi_sparse(keys, count)
+    return tuple(replace(layer, rope=None, moe=moe) for layer, moe in zip(layers, sparse, strict=True))
 
 
-def _granite_hybrid(keys: ConfigKeys) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "embedding_multiplier": keys.positive("embedding_multiplier"),
-        "residual_multiplier": keys.positive("residual_multiplier"),
-        "attention_scale": keys.positive("attention_multiplier"),
-        "logit_multiplier": 1.0 / keys.positive("logits_scaling"),
-    }
-    shared = keys.size("shared_intermediate_size")
-    if not keys.count("num_local_experts"):
-        return fields | {"intermediate_size": shared}
-    moe = moe_spec(keys, "num_local_experts", keys.size("intermediate_size"), norm_top_k=True)
-    return fields | {"moe": replace(moe, shared=shared)}
+def _kimi_types(keys: ConfigKeys, linear: ConfigKeys, count: int) -> list[str]:
+    """By `layer_types`, or by the numbers of layers, which `linear_attn_config` counts from 1."""
+    types = keys.items("layer_types", count)
+    if types is not None:
+        return types
+    attention = linear.integers("full_attn_layers")
+    if attention is None:
+        return [FULL if layer and layer % 4 == 0 else LINEAR for layer in range(count)]
+    return [FULL if layer + 1 in attention else LINEAR for layer in range(count)]
 
 
-def _falcon_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
-    norm = "gated_after" if keys.flag("mamba_norm_before_gate") else "gated_before"
-    mixer = _mamba2(
-        keys, _falcon_inner(keys), norm=norm if keys.flag("mamba_rms_norm") else None,
-        norm_groups=keys.size("mamba_n_groups"), out_bias=keys.flag("projectors_bias"),
-    )  # fmt: skip
-    return (LayerSpec(mixer=mixer),) * keys.size("num_hidden_layers")
+def _kimi_sparse(keys: ConfigKeys, count: int) -> list[bool]:
+    """Which layers are mixtures of experts."""
+    kinds = keys.items("mlp_layer_types", count)
+    if kinds is None:
+        return sparse_layers(keys, count)
+    if unknown := [kind for kind in kinds if kind not in ("dense", "sparse")]:
+        raise UnsupportedModelError(f"{keys.family}: MLPs of type {unknown[0]!r} are not implemented")
+    return [kind == "sparse" for kind in kinds]
 
 
-def _falcon_inner(keys: ConfigKeys) -> int:
-    return keys.optional_size("mamba_d_ssm") or keys.size("mamba_expand") * keys.size("hidden_size")
+def _kimi(keys: ConfigKeys) -> dict[str, Any]:
+    fine = {"mla_use_nope": (None, True), "moe_router_activation_func": (None, "sigmoid"), "moe_layer_freq": (None, 1)}
+    for key, values in fine.items():
+        if keys.get(key) not in values:
+            raise UnsupportedModelError(f"{keys.family}: {key}={keys.get(key)!r} is not implemented")
+    inner = keys.size("moe_intermediate_size")
+    moe = moe_spec(keys, "num_experts", inner, norm_top_k=keys.flag("norm_topk_prob"))
+    moe = replace(
+        moe,
+        shared=inner * keys.count("n_shared_experts"),
+        scaling=keys.positive("routed_scaling_factor"),
+        groups=expert_groups(keys, moe.experts),
+        sigmoid=True,
+    )
+    return latent_fields(keys) | {"ropes": {}, "moe": moe}
 
 
-def _falcon_h1(keys: ConfigKeys) -> dict[str, Any]:
-    """Its multipliers belong to linear maps, and are weighed into these."""
-    inner, wide = _falcon_inner(keys), keys.size("intermediate_size")
-    shared, heads = keys.size("mamba_n_groups") * keys.size("mamba_d_state"), keys.size("mamba_n_heads")
-    gate, down = keys.numbers("mlp_multipliers", 2) or [1.0, 1.0]
-    parts = keys.numbers("ssm_multipliers", 5) or [1.0] * 5
-    z, x, b, c, steps = (keys.number("ssm_in_multiplier") * part for part in parts)
-    into, hidden = keys.number("attention_in_multiplier"), keys.size("hidden_size")
-    head_dim = keys.optional_size("head_dim") or hidden // keys.size("num_attention_heads")
-    return {
-        "embedding_multiplier": keys.number("embedding_multiplier"),
-        "logit_multiplier": keys.number("lm_head_multiplier"),
-        "attention_scale": head_dim**-0.5 * into**2 * keys.number("key_multiplier"),
-        "factors": {
-            "o.weight": ((hidden, into * keys.number("attention_out_multiplier")),),
-            "gate_up.weight": ((wide, gate), (wide, 1.0)),
-            "down.weight": ((hidden, down),),
-            "mixer.in.weight": ((inner, z), (inner, x), (shared, b), (shared, c)),
-            "mixer.gates.weight": ((heads, steps),),
-            "mixer.out.weight": ((hidden, keys.number("ssm_out_multiplier")),),
-        },
-    }
-
-
-LINEAR = "linear_attention"
 _QWEN3_NEXT = {
     "head_dim": 256,
     "num_attention_heads": 16,
@@ -225,49 +229,57 @@ _QWEN3_5 |= {"intermediate_size": 12288, "num_hidden_layers": 32}
 _QWEN3_5_MOE = _QWEN3_NEXT | _QWEN3_NEXT_MOE | {"num_experts": 256, "num_experts_per_tok": 8, "intermediate_size": 512}
 _QWEN3_5_MOE |= {"vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40}
 _DELTA_NAMES: Rename = ((re.compile(r"\.linear_attn\."), ".mixer."),)
-_MAMBA2 = {
-    "mamba_n_heads": 128,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 256,
-    "mamba_d_head": "auto",
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_conv_bias": True,
-    "mamba_proj_bias": False,
+_KIMI_KEYS = {
+    "model_max_length": "max_position_embeddings",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+    "num_expert_group": "n_group",
+    "moe_renormalize": "norm_topk_prob",
 }
-_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-_GRANITE_HYBRID = _MAMBA2 | dict.fromkeys(_MULTIPLIERS, 1.0) | {"intermediate_size": 11008}
-_GRANITE_HYBRID |= {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024}
-_GRANITE_NAMES: Rename = (
-    (re.compile(r"(layers\.\d+)\.mamba\."), r"\1.mixer."),
-    (re.compile(r"\.shared_mlp\.input_linear\."), ".mlp.gate_up_proj."),
-    (re.compile(r"\.shared_mlp\.output_linear\."), ".mlp.down_proj."),
-    (re.compile(r"\.block_sparse_moe\.router\.layer\."), ".block_sparse_moe.gate."),
-    (re.compile(r"\.block_sparse_moe\.router\."), ".block_sparse_moe.gate."),
-    (re.compile(r"\.block_sparse_moe\.input_linear\.weight$"), ".block_sparse_moe.experts.gate_up_proj"),
-    (re.compile(r"\.block_sparse_moe\.output_linear\.weight$"), ".block_sparse_moe.experts.down_proj"),
-)
-_FALCON_H1 = _MAMBA2 | {
-    "num_key_value_heads": 8,
+_KIMI = {
+    "vocab_size": 163840,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2**20,
     "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 8192,
-    "mamba_d_ssm": 1024,
-    "mamba_norm_before_gate": True,
-    "mamba_rms_norm": False,
-    "projectors_bias": False,
-    "lm_head_multiplier": 1.0,
-    "embedding_multiplier": 1.0,
-    "key_multiplier": 1.0,
-    "attention_in_multiplier": 1.0,
-    "attention_out_multiplier": 1.0,
-    "ssm_in_multiplier": 1.0,
-    "ssm_out_multiplier": 1.0,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "linear_num_heads": 32,
+    "linear_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "first_k_dense_replace": 1,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1024,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.446,
 }
-_FALCON_NAMES: Rename = (
-    (re.compile(r"\bfinal_layernorm\."), "norm."),
-    (re.compile(r"\.pre_ff_layernorm\."), ".post_attention_layernorm."),
-    (re.compile(r"(layers\.\d+)\.mamba\."), r"\1.mixer."),
-    (re.compile(r"\.feed_forward\."), ".mlp."),
+_KIMI_NAMES: Rename = (
+    (re.compile(r"\.self_attn\.forget_gate\."), ".self_attn."),
+    (re.compile(r"\.block_sparse_moe\."), ".mlp."),
+)
+_LIGHT_NET = {
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "expand_ratio": 128,
+    "gate_low_rank_dim": 128,
+    "hidden_ratio": 4,
+    "elementwise_affine": True,
+    "max_position_embeddings": 2048,
+}
+_LIGHT_NET_NAMES: Rename = (
+    (re.compile(r"(^|\.)embeddings\."), r"\1embed_tokens."),
+    (re.compile(r"\.attn_norm\."), ".input_layernorm."),
+    (re.compile(r"\.mlp_norm\."), ".post_attention_layernorm."),
+    (re.compile(r"(layers\.\d+)\.attn\."), r"\1.mixer."),
 )
 
 HYBRID_FAMILIES: Mapping[str, ModelFamily] = {
@@ -279,6 +291,15 @@ HYBRID_FAMILIES: Mapping[str, ModelFamily] = {
         attention_bias="no",
         layers=_lfm2_layers,
         extra=_lfm2,
+    ),
+    "lfm2_moe": ModelFamily(
+        keys={"norm_eps": "rms_norm_eps", "num_dense_layers": "first_k_dense_replace"},
+        names=_LFM2_MOE_NAMES,
+        defaults=_LFM2_MOE,
+        qk_norm="head",
+        attention_bias="no",
+        layers=_lfm2_moe_layers,
+        extra=_lfm2_moe,
     ),
     "qwen3_next": ModelFamily(
         names=_DELTA_NAMES,
@@ -304,10 +325,20 @@ HYBRID_FAMILIES: Mapping[str, ModelFamily] = {
         layers=_delta_layers,
         extra=_qwen3_next,
     ),
-    "granitemoehybrid": ModelFamily(
-        names=_GRANITE_NAMES, defaults=_GRANITE_HYBRID, layers=_granite_layers, extra=_granite_hybrid
+    "kimi_linear": ModelFamily(
+        keys=_KIMI_KEYS,
+        names=_KIMI_NAMES,
+        defaults=_KIMI,
+        attention_bias="no",
+        layers=_kimi_layers,
+        extra=_kimi,
     ),
-    "falcon_h1": ModelFamily(
-        names=_FALCON_NAMES, defaults=_FALCON_H1, mlp_bias=True, layers=_falcon_layers, extra=_falcon_h1
+    "lightnet": ModelFamily(
+        keys={"norm_eps": "rms_norm_eps"},
+        names=_LIGHT_NET_NAMES,
+        defaults=_LIGHT_NET,
+        attention=False,
+        layers=_light_net_layers,
+        extra=_light_net,
     ),
 }

@@ -6,8 +6,25 @@
     mixer.decay (h,), .step_bias (h,), .skip (h,)    float32 or wider
     mixer.norm (n,), or (h * n,)
 
+of Kimi's delta net, with r dimensions of a head, whose gates make decays, gates and betas, also
+
+    mixer.query_conv, .key_conv, .value_conv (t, h * r)    in place of .conv
+    mixer.decays (h * r, r), .gate (h * r, r)
+    mixer.step_bias (h * r,)
+
+of LightNet, whose gates are what a map of rank r makes more of, also
+
+    mixer.gate (h * n, r)
+
+of Mamba, with s numbers of a state and steps of rank r, also
+
+    mixer.selection (r + 2s, c), .steps (c, r)    what makes steps, and keys and queries; steps of the former
+    mixer.decay (c, s)
+    mixer.step_norm (r,), .key_norm (s,), .query_norm (s,)
+
 Each `.weight` but for decay, step_bias and skip; `mixer.in.bias` and `mixer.out.bias` where they have one. Stored names
-are those of transformers, `layers.N.mixer.` taking the place of the family's own (`ModelFamily.names`).
+are those of transformers, `layers.N.mixer.` taking the place of the family's own (`ModelFamily.names`); those of Kimi's
+mixers begin with `self_attn`, as those of its attention do.
 """
 
 from __future__ import annotations
@@ -19,8 +36,17 @@ from operator import itemgetter
 
 import torch
 
-from paceline.checkpoints.canonical_tensors import Arrange, CanonicalTensor, StoredTensor, fused, same, with_bias
-from paceline.models import DeltaSpec, Mamba2Spec, MixerSpec, ShortConvSpec, SimpleUnitSpec
+from paceline.checkpoints.canonical_tensors import Arrange, CanonicalTensor, Shape, StoredTensor, fused, same, with_bias
+from paceline.models import (
+    DeltaSpec,
+    KimiDeltaSpec,
+    LightNetSpec,
+    Mamba2Spec,
+    MambaSpec,
+    MixerSpec,
+    ShortConvSpec,
+    SimpleUnitSpec,
+)
 
 
 def mixer_tensors(mixer: MixerSpec, hidden: int, layer: str) -> Iterator[CanonicalTensor]:
@@ -30,6 +56,12 @@ def mixer_tensors(mixer: MixerSpec, hidden: int, layer: str) -> Iterator[Canonic
         yield from _short_conv(mixer, hidden, at)
     elif isinstance(mixer, DeltaSpec):
         yield from _delta(mixer, hidden, at)
+    elif isinstance(mixer, KimiDeltaSpec):
+        yield from _kimi_delta(mixer, hidden, at, f"{layer}self_attn.")
+    elif isinstance(mixer, LightNetSpec):
+        yield from _light_net(mixer, hidden, at)
+    elif isinstance(mixer, MambaSpec):
+        yield from _mamba(mixer, hidden, at)
     elif isinstance(mixer, SimpleUnitSpec):
         yield from _simple_unit(mixer, hidden, at)
     else:
@@ -62,10 +94,42 @@ def _delta(mixer: DeltaSpec, hidden: int, at: str) -> Iterator[CanonicalTensor]:
     by_part = partial(_by_part, sizes=(heads // groups, heads // groups))
     yield _or_turned(fused(f"{at}gates.weight", parts, (hidden,), ""), f"{at}in_proj_ba.weight", by_part)
     yield from _convolution(mixer.taps, mixer.state.channels, at, "conv1d", bias=False)
-    yield _wide(f"{at}decay", heads, f"{at}A_log")
-    yield _wide(f"{at}step_bias", heads, f"{at}dt_bias")
+    yield _wide(f"{at}decay", (heads,), f"{at}A_log")
+    yield _wide(f"{at}step_bias", (heads,), f"{at}dt_bias")
     yield same(f"{at}norm.weight", (mixer.value_dim,), f"{at}norm.weight")
     yield same(f"{at}out.weight", (hidden, mixer.values), f"{at}out_proj.weight")
+
+
+def _kimi_delta(mixer: KimiDeltaSpec, hidden: int, at: str, stored: str) -> Iterator[CanonicalTensor]:
+    heads, inner, rank = mixer.heads, mixer.inner, mixer.head_dim
+    parts = [(f"{stored}{name}_proj.weight", inner) for name in "qkv"]
+    yield fused(f"{at}in.weight", parts, (hidden,), "")
+    for number, name in enumerate(("query", "key", "value")):
+        piece = StoredTensor(
+            (f"{stored}{name[0]}_conv1d.weight",), (inner, 1, mixer.taps), arrange=_taps_first, length=mixer.taps
+        )
+        third = partial(_third_taps_first, number=number)
+        whole = StoredTensor((f"{stored}conv1d.weight",), (3 * inner, 1, mixer.taps), arrange=third, length=mixer.taps)
+        yield CanonicalTensor(f"{at}{name}_conv.weight", (mixer.taps, inner), ((piece,), (whole,)))
+    parts = [(f"{stored}{name}_proj.weight", rows) for name, rows in (("f_a", rank), ("g_a", rank), ("b", heads))]
+    yield fused(f"{at}gates.weight", parts, (hidden,), "")
+    yield same(f"{at}decays.weight", (inner, rank), f"{stored}f_b_proj.weight")
+    yield same(f"{at}gate.weight", (inner, rank), f"{stored}g_b_proj.weight")
+    rate = StoredTensor((f"{stored}A_log",), (1, 1, heads, 1), arrange=torch.flatten, length=heads)
+    yield CanonicalTensor(f"{at}decay", (heads,), ((rate,),), wide=True)
+    yield _wide(f"{at}step_bias", (inner,), f"{stored}dt_bias")
+    yield same(f"{at}norm.weight", (rank,), f"{stored}o_norm.weight")
+    yield same(f"{at}out.weight", (hidden, inner), f"{stored}o_proj.weight")
+
+
+def _light_net(mixer: LightNetSpec, hidden: int, at: str) -> Iterator[CanonicalTensor]:
+    rows = {"q": mixer.keys, "k": mixer.keys, "v": mixer.values}
+    parts = [(f"{at}{name}_proj.weight", count) for name, count in rows.items()]
+    yield fused(f"{at}in.weight", parts, (hidden,), "")
+    yield same(f"{at}gates.weight", (mixer.rank, hidden), f"{at}g_proj.0.weight")
+    yield same(f"{at}gate.weight", (mixer.values, mixer.rank), f"{at}g_proj.1.weight")
+    yield same(f"{at}norm.weight", (mixer.values,), f"{at}g_norm.weight")
+    yield same(f"{at}out.weight", (hidden, mixer.values), f"{at}o_proj.weight")
 
 
 def _or_turned(target: CanonicalTensor, stored: str, arrange: Arrange) -> CanonicalTensor:
@@ -91,10 +155,25 @@ def _mamba2(mixer: Mamba2Spec, hidden: int, at: str) -> Iterator[CanonicalTensor
             yield CanonicalTensor(f"{at}{name}.{kind}", (count, *rest), ((piece,),))
     yield from _convolution(mixer.taps, mixer.state.channels, at, "conv1d", bias=mixer.conv_bias)
     for name, stored in (("decay", "A_log"), ("step_bias", "dt_bias"), ("skip", "D")):
-        yield _wide(f"{at}{name}", mixer.heads, f"{at}{stored}")
+        yield _wide(f"{at}{name}", (mixer.heads,), f"{at}{stored}")
     if mixer.norm is not None:
         yield same(f"{at}norm.weight", (mixer.inner,), f"{at}norm.weight")
     yield from with_bias(f"{at}out", (hidden, mixer.inner), f"{at}out_proj", bias=mixer.out_bias)
+
+
+def _mamba(mixer: MambaSpec, hidden: int, at: str) -> Iterator[CanonicalTensor]:
+    channels, state, rank = mixer.channels, mixer.state_dim, mixer.rank
+    yield from with_bias(f"{at}in", (2 * channels, hidden), f"{at}in_proj", bias=mixer.bias)
+    yield from _convolution(mixer.taps, channels, at, "conv1d", bias=mixer.conv_bias)
+    yield same(f"{at}selection.weight", (rank + 2 * state, channels), f"{at}x_proj.weight")
+    yield same(f"{at}steps.weight", (channels, rank), f"{at}dt_proj.weight")
+    yield _wide(f"{at}step_bias", (channels,), f"{at}dt_proj.bias")
+    yield _wide(f"{at}decay", (channels, state), f"{at}A_log")
+    yield _wide(f"{at}skip", (channels,), f"{at}D")
+    if mixer.norm == "weighed":
+        for name, stored, size in (("step", "dt", rank), ("key", "b", state), ("query", "c", state)):
+            yield same(f"{at}{name}_norm.weight", (size,), f"{at}{stored}_layernorm.weight")
+    yield from with_bias(f"{at}out", (hidden, channels), f"{at}out_proj", bias=mixer.bias)
 
 
 def _convolution(taps: int, channels: int, at: str, stored: str, *, bias: bool) -> Iterator[CanonicalTensor]:
@@ -108,5 +187,10 @@ def _taps_first(weight: torch.Tensor) -> torch.Tensor:
     return weight.squeeze(1).t()
 
 
-def _wide(name: str, heads: int, stored: str) -> CanonicalTensor:
-    return replace(same(name, (heads,), stored), wide=True)
+def _third_taps_first(weight: torch.Tensor, number: int) -> torch.Tensor:
+    """Those of the first, second or third of all channels."""
+    return _taps_first(weight.chunk(3)[number])
+
+
+def _wide(name: str, shape: Shape, stored: str) -> CanonicalTensor:
+    return replace(same(name, shape, stored), wide=True)

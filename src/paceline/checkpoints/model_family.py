@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from paceline.checkpoints.config_keys import ConfigKeys, Windows
-from paceline.errors import CheckpointError
-from paceline.models import LayerSpec, MoeSpec
+from paceline.checkpoints.config_keys import FULL, ConfigKeys, Windows
+from paceline.errors import CheckpointError, UnsupportedModelError
+from paceline.models import LatentSpec, LayerSpec, MixerSpec, MoeSpec
 
 Extra = Callable[[ConfigKeys], dict[str, Any]]
+LINEAR = "linear_attention"
+"""The type of layers that have a mixer with a recurrence."""
+
 Rename = tuple[tuple[re.Pattern[str], str], ...]
 """Patterns of tensors' names, and what takes their place, one after another."""
 
@@ -27,6 +30,7 @@ class ModelFamily:
         defaults: of keys that its files may leave out, by Llama's names.
         windows: see `config_keys.layer_specs`.
         layers: makes all layers, where they are of kinds of the family's own.
+        attention: there is some in its layers; else its files say nothing of heads and positions.
         rope_by_type: one rotary table for each layer type.
         rope_in_windows: layers without a sliding window have no rotary embedding.
         rope_interleaved: see `RopeSpec`.
@@ -43,6 +47,7 @@ class ModelFamily:
     qk_norm: Literal["head", "full"] | None = None
     windows: Windows = "none"
     layers: Callable[[ConfigKeys], tuple[LayerSpec, ...]] | None = None
+    attention: bool = True
     rope_by_type: bool = False
     rope_in_windows: bool = False
     rope_interleaved: bool = False
@@ -61,3 +66,39 @@ def moe_spec(keys: ConfigKeys, name: str, inner: int, *, norm_top_k: bool) -> Mo
             f"config.json: num_experts_per_tok is {top_k}, but there are {experts} experts; repair it"
         )
     return MoeSpec(experts=experts, top_k=top_k, intermediate=inner, norm_top_k=norm_top_k)
+
+
+def mixed_layers(keys: ConfigKeys, mixers: Mapping[str, MixerSpec], types: list[str]) -> tuple[LayerSpec, ...]:
+    """Layers of attention or of a mixer, by their types."""
+    layers = {kind: LayerSpec(attention=False, rope=None, mixer=mixer) for kind, mixer in mixers.items()}
+    layers[FULL] = LayerSpec()
+    if unknown := [kind for kind in types if kind not in layers]:
+        raise UnsupportedModelError(f"{keys.family}: layers of type {unknown[0]!r} are not implemented")
+    return tuple(layers[kind] for kind in types)
+
+
+def expert_groups(keys: ConfigKeys, experts: int) -> tuple[int, int]:
+    """See `MoeSpec.groups`."""
+    groups, best = keys.size("n_group"), keys.size("topk_group")
+    if experts % groups or best > groups or best * (experts // groups) < keys.size("num_experts_per_tok"):
+        raise CheckpointError(
+            f"config.json: {best} of {groups} groups of {experts} experts do not fit each other; repair it"
+        )
+    return groups, best
+
+
+def latent_fields(keys: ConfigKeys) -> dict[str, Any]:
+    """The fields of ModelSpec that latent attention sets, where no length is scaled."""
+    latent = LatentSpec(
+        rank=keys.size("kv_lora_rank"),
+        nope=keys.size("qk_nope_head_dim"),
+        rope=keys.size("qk_rope_head_dim"),
+        value=keys.size("v_head_dim"),
+        query_rank=keys.optional_size("q_lora_rank"),
+    )
+    return {
+        "latent": latent,
+        "num_kv_heads": 1,
+        "head_dim": latent.rank + latent.rope,
+        "attention_scale": (latent.nope + latent.rope) ** -0.5,
+    }

@@ -8,8 +8,9 @@ steps. The latter find the numbers again that other 4-bit formats wrote, as thos
 Q4_K, whose groups have the same size. On the bundled target logits err by 0.069 of their standard deviation, with
 symmetric numbers (half a bit less per weight) by 0.076.
 
-The linear layers, the experts of mixtures and the head are quantised, the head to int8 always; embeddings, norms,
-routers and biases are not. A tied embedding is kept beside the quantised head.
+The linear layers, the experts of mixtures and the head are quantised; embeddings, norms, routers and biases are not.
+The head is to int8 always, and so is what reads the source of an encoder-decoder model: its matrices multiply many rows
+at once, which gains by short numbers, not by few bytes. A tied embedding is kept beside the quantised head.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ NATIVE_ONLY = "needs a model of the native runner; leave quantization out, or ta
 MATRICES = re.compile(
     r"^(layers\.\d+\.(qkv|attn_gate|q_b|o|cross_q|cross_o|mixer\.in|mixer\.out|(shared\.)?(gate_up|down))\.weight|layers\.\d+\.experts\.(gate_up|down)|head\.weight)$"
 )
-"""Names of the weights that are quantised."""
+"""Names of the weights that are quantised and packed for compiled passes."""
+
+READING = re.compile(r"^(encoder\.layers\.\d+\.(qkv|o|gate_up|down)|layers\.\d+\.cross_kv)\.weight$")
+"""Of those that are quantised, too, and read a source."""
 
 HIGHEST, ROWS = 127, 64
 """The largest int8; rows that are rounded at a time, so that their float32 copies stay in the processor's cache."""
@@ -172,7 +176,7 @@ def scale_of(name: str) -> str:
 
 
 def _form(forms: Forms, name: str) -> Form:
-    if name in {"embed.weight", "head.weight"}:
+    if name in {"embed.weight", "head.weight"} or READING.match(name):
         return "int8"
     return forms if isinstance(forms, str) else forms[name]
 
@@ -189,7 +193,7 @@ def quantized(
         yield name, weight
         if spec.tied:
             yield from quantized("head.weight", weight.to("meta") if shape_only else weight, spec)
-    elif MATRICES.match(name):
+    elif MATRICES.match(name) or READING.match(name):
         rounded = quantize_groups if _form(form, name) == "int4" else quantize_rows
         whole, scale = rounded(weight.flatten(0, -2))
         outer = weight.shape[:-1]
@@ -241,7 +245,7 @@ def quantized_sizes(spec: ModelSpec, dtype: torch.dtype, form: Forms = "int8") -
     for target in targets(spec):
         count, inputs = torch.Size(target.shape).numel(), target.shape[-1]
         small = count + 4 * (count // inputs)
-        rounded = MATRICES.match(target.name)
+        rounded = MATRICES.match(target.name) or READING.match(target.name)
         if rounded and _form(form, target.name) == "int4":
             small = count // 2 + 4 * (count // inputs) * -(-inputs // GROUP)
         sizes[target.name] = small if rounded else count * dtype.itemsize

@@ -12,7 +12,8 @@ all key-value heads):
     layers.N.kv_norm.weight, .q_norm.weight, .kv_b.weight, .q_b.weight of latent attention, see `_latent_attention`
     layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`; where
         scores are sigmoids, router.bias (e,) ranks experts, in float32 whatever the dtype
-    layers.N.shared.gate_up (2s, d), .shared.down (d, s), .shared.gate (1, d) of a shared MLP of s inner dimensions
+    layers.N.shared.gate_up (2s, d), .shared.down (d, s), .shared.gate (1, d) of a shared MLP of s inner dimensions;
+        without gates both gate_up have half as many rows
 
 and of encoder-decoder models besides
 
@@ -45,7 +46,7 @@ from paceline.checkpoints.encoder_decoder_families import ENCODER_DECODER_FAMILI
 from paceline.checkpoints.families import FAMILIES, renamed
 from paceline.checkpoints.mixer_tensors import mixer_tensors
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models import EncoderSpec, ModelSpec
+from paceline.models import EncoderSpec, ModelSpec, MoeSpec
 from paceline.utils import parts_of
 
 log = logging.getLogger("paceline")
@@ -128,9 +129,20 @@ def _layer(spec: ModelSpec, index: int, layer: str) -> Iterator[CanonicalTensor]
         yield same(f"{layer}relative_bias.weight", (bias.buckets, spec.num_heads), f"{layer}relative_bias.weight")
     if spec.encoder is not None:
         yield from _cross_attention(spec, layer)
-    for name, stored in NORMS["parallel" if spec.parallel else spec.norm_placement].items():
+    for name, stored in _norms(spec, index).items():
         yield from _norm(spec, f"{layer}{name}", *(f"{layer}{stored_name}" for stored_name in stored))
-    yield from _transformation(spec, index)
+    if spec.layers[index].mlp:
+        yield from _transformation(spec, index)
+
+
+def _norms(spec: ModelSpec, index: int) -> Mapping[str, tuple[str, ...]]:
+    """Those of a layer; one that is an MLP alone, or has none, has the first one alone."""
+    layer, norms = spec.layers[index], NORMS["parallel" if spec.parallel else spec.norm_placement]
+    if not layer.mlp:
+        return {"attn_norm": norms["attn_norm"]}
+    if not layer.attention and layer.mixer is None:
+        return {"mlp_norm": norms["attn_norm"]}
+    return norms
 
 
 def _cross_attention(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
@@ -323,22 +335,29 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
 
     yield same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
     if moe.sigmoid:
-        yield replace(same(f"{layer}router.bias", (count,), f"{layer}mlp.gate.expert_bias"), wide=True)
-    shape, alone = (count, 2 * inner, d), _one_by_one(layer, count, GATE_UP, (inner, d))
-    yield CanonicalTensor(f"{layer}experts.gate_up", shape, (whole("gate_up_proj", shape), alone))
+        stored = (f"{layer}mlp.gate.{name}" for name in ("expert_bias", "e_score_correction_bias"))
+        yield replace(same(f"{layer}router.bias", (count,), *stored), wide=True)
+    parts, name = (GATE_UP, "gate_up_proj") if spec.gated else (GATE_UP[1:], "up_proj")
+    shape, alone = (count, len(parts) * inner, d), _one_by_one(layer, count, parts, (inner, d))
+    yield CanonicalTensor(f"{layer}experts.gate_up", shape, (whole(name, shape), alone))
     shape, alone = (count, d, inner), _one_by_one(layer, count, DOWN, (d, inner))
     yield CanonicalTensor(f"{layer}experts.down", shape, (whole("down_proj", shape), alone))
     if moe.shared:
-        at = f"{layer}mlp.shared_expert{'' if moe.shared_gate else 's'}."
+        yield from _shared_mlp(spec, moe, layer)
+    if moe.shared_gate:
+        yield same(f"{layer}shared.gate.weight", (1, d), f"{layer}mlp.shared_expert_gate.weight")
+
+
+def _shared_mlp(spec: ModelSpec, moe: MoeSpec, layer: str) -> Iterator[CanonicalTensor]:
+    d, at = spec.hidden_size, f"{layer}mlp.shared_expert{'' if moe.shared_gate else 's'}."
+    if spec.gated:
         parts = [(f"{at}{name}_proj.weight", moe.shared) for name in ("gate", "up")]
         shared = fused(f"{layer}shared.gate_up.weight", parts, (d,), f"{at}gate_up_proj.weight")
         beside = StoredTensor((f"{layer}mlp.gate_up_proj.weight",), shared.shape)
         yield replace(shared, recipes=(*shared.recipes, (beside,)))
-        yield same(
-            f"{layer}shared.down.weight", (d, moe.shared), f"{at}down_proj.weight", f"{layer}mlp.down_proj.weight"
-        )
-    if moe.shared_gate:
-        yield same(f"{layer}shared.gate.weight", (1, d), f"{layer}mlp.shared_expert_gate.weight")
+    else:
+        yield same(f"{layer}shared.gate_up.weight", (moe.shared, d), f"{at}up_proj.weight")
+    yield same(f"{layer}shared.down.weight", (d, moe.shared), f"{at}down_proj.weight", f"{layer}mlp.down_proj.weight")
 
 
 def _biased_experts(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:

@@ -6,7 +6,7 @@ import inspect
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +19,7 @@ from paceline.cli.interrupts import TerminatedToo
 from paceline.cli.options import flags_of, open_llm, with_flags
 from paceline.cli.terminal import counted, remark, say
 from paceline.config import options_of
-from paceline.errors import ConfigError, PromptError
-from paceline.utils import read_prompts
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.training import TrainConfig, Trained, Trainer
@@ -102,10 +101,10 @@ def run(
     if not (method.drafts or method.replaces_target) and "lora" in flag_values:
         alone = f"{config.method} learns of the model alone"
         raise ConfigError(f"{alone}, got --lora {flag_values['lora']} too; leave it out")
-    check_data(config.data)
+    method.check_data(config.data)
     if (device := launched_device()) is not None:
         flag_values.setdefault("device", device)
-    llm = open_llm(flag_values)
+    llm = open_llm(flag_values, speech=method.reads_sources)
     try:
         with TerminatedToo():
             trained = train(llm, config, output, command=shlex.join(["paceline", *sys.argv[1:]]),
@@ -118,24 +117,15 @@ def run(
         model = flag_values.get("model")
         chat = " --chat" if llm.tokenizer.has_chat_template else ""
         if trained.speculative_config:
-            command = f"paceline generate{_named(trained.model or model)}{chat} -s {_quoted(trained)}"
+            speaks = llm.source is not None and llm.source.reads == "input_features"
+            verb = "transcribe speech.wav" if speaks else "generate"
+            command = f"paceline {verb}{_named(trained.model or model)}{chat} -s {_quoted(trained)}"
             lines = drafter_words(trained, command)
         else:
             command = method.command(trained.folder, model)
             lines = likeliest_words(trained, command + chat if command.startswith("paceline generate") else command)
         for line in lines:
             say(line)
-
-
-def check_data(files: Sequence[Path]) -> None:
-    """Read files of prompts, so that what is wrong with one is told before a model is loaded.
-
-    Raises:
-        PromptError: one that cannot be read, or that holds no texts.
-    """
-    for file in files:
-        if not read_prompts(file).conversations:
-            raise PromptError(f"{str(file)!r} holds lengths of prompts and no texts; give a file of prompts or texts")
 
 
 def _named(model: Path | str | None) -> str:

@@ -58,7 +58,7 @@ def _kernels() -> list[Step]:
 
     from paceline.config import QUANTIZATIONS
     from paceline.models.cpu import compiled_latent, packer
-    from paceline.models.passes import machine_lacks
+    from paceline.models.passes import attention_agrees, machine_lacks, products_agree
 
     def tested() -> str | None:
         forms = [None, *(form for form in QUANTIZATIONS.values() if form), "blocks"]
@@ -70,11 +70,13 @@ def _kernels() -> list[Step]:
             return "not used here"
         packer()
         compiled_latent()
+        products_agree()
+        attention_agrees()
         return None
 
     return [
         ("the CPU kernels", lambda: machine_lacks(torch.float32) and "not used here"),
-        ("packing of blocks, latent attention", more),
+        ("packing of blocks, latent attention, encoders", more),
         ("self-tests of all forms of weights", tested),
     ]
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from paceline.checkpoints import Tokenizer
     from paceline.models import Denoiser, Runner, SequenceCache
+    from paceline.models.runners import SourceDraftRunner
     from paceline.tree import Budget, Scores, TokenTree, Verdict
 
 NO_TENANT: Final = ""
@@ -125,6 +126,15 @@ class Models(Protocol):
 
     def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Runner:
         """The target with rounded weights, "int8" or "int4", made from its own files."""
+
+    def on_sources_of(self, target: Runner, model: str, *, quantization: str | None = None) -> SourceDraftRunner:
+        """A draft of some of an encoder-decoder target's own decoder layers, trained further, which attends to what the
+        target's encoder has read.
+
+        Args:
+            model: folder or hub id of what `paceline train encdec_draft` has written.
+            quantization: a key of `config.QUANTIZATIONS`, or "none"; None is the target's.
+        """
 
     def counts_file(self) -> Path | None:
         """The file in which the target's tokens were counted (`paceline count-tokens`); None where they were not."""

@@ -75,10 +75,11 @@ def estimate(
             layers[layer] = layers.get(layer, 0) + size
     packs = can_pack(device, dtype) or unsupported(spec, dtype, device) is None
     twice = max(dense.values()) if quantization else sizes["embed.weight"] if spec.tied and packs else 0
-    per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    per_layer = 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    per_token = per_layer * sum(layer.attention for layer in spec.layers)
     copies = 2 if any(rope.kind == "longrope" for rope in spec.ropes.values()) else 1
     windows = [window for window in windows_of(spec, device) if window is not None]
-    in_windows = copies * per_token * len(windows) // spec.num_layers
+    in_windows = copies * per_layer * len(windows)
     held = max(FIRST_SLOTS, 2 * (max(windows, default=0) + CHUNK))  # memory grows by doubling
     return MemoryNeed(sum(sizes.values()), twice + max(layers.values()), copies * per_token, in_windows, held)
 

@@ -22,6 +22,7 @@ class StateShape:
             none.
         heads, key_dim, value_dim: of its recurrence; 0 heads where there is none.
         by_channel: a head's decay is a number for each dimension of its keys, not one.
+        wide: columns are kept in float32 or wider, whatever the model's dtype.
     """
 
     channels: int = 0
@@ -30,6 +31,7 @@ class StateShape:
     key_dim: int = 0
     value_dim: int = 0
     by_channel: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ class DeltaSpec:
     """A gated delta net: queries, keys and values go through a convolution, queries and keys are normed.
 
     Attributes:
-        key_heads, value_heads: each key head serves value_heads / key_heads value heads that follow each other.
+        key_heads, value_heads: each key head serves value_heads / key_heads value heads, which follow each other, or,
+            `in_turn`, stand key_heads apart (value head i reads key head i mod key_heads).
         key_dim, value_dim: of a head. taps: see `StateShape`.
     Source: Gated Delta Networks (arXiv:2412.06464).
     """
@@ -65,6 +68,7 @@ class DeltaSpec:
     key_dim: int
     value_dim: int
     taps: int
+    in_turn: bool = False
 
     @property
     def keys(self) -> int:
@@ -81,6 +85,33 @@ class DeltaSpec:
         return StateShape(
             channels=2 * self.keys + self.values, taps=self.taps, heads=self.value_heads, key_dim=self.key_dim,
             value_dim=self.value_dim,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDeltaSpec:
+    """A delta net whose decays are by channel: a number for each dimension of a head's keys.
+
+    Attributes:
+        heads, head_dim: of queries, keys and values; also the rank of the maps that make decays and gates. taps: see
+            `StateShape`.
+    Source: Kimi Linear (arXiv:2510.26692).
+    """
+
+    heads: int
+    head_dim: int
+    taps: int
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(
+            channels=3 * self.inner, taps=self.taps, heads=self.heads, key_dim=self.head_dim, value_dim=self.head_dim,
+            by_channel=True,
         )  # fmt: skip
 
 
@@ -129,6 +160,69 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec:
+    """A Mamba mixer: each channel is a head of its own, with a decay for each number of its state.
+
+    Attributes:
+        channels: of the inputs. state_dim: numbers of a state for each of them (N).
+        rank: of the map that makes steps.
+        taps: see `StateShape`. conv_bias, bias: the convolution, the maps before and behind have one.
+        norm: what steps are made of, what is written by (B) and what is read by (C) are normed, with weights (Jamba) or
+            without (Falcon-Mamba). norm_eps: of these.
+    Source: Mamba (arXiv:2312.00752).
+    """
+
+    channels: int
+    state_dim: int
+    rank: int
+    taps: int
+    conv_bias: bool = True
+    bias: bool = False
+    norm: Literal["weighed", "plain"] | None = None
+    norm_eps: float = 1e-6
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(
+            channels=self.channels, taps=self.taps, heads=self.channels, key_dim=self.state_dim, value_dim=1,
+            by_channel=True,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LightNetSpec:
+    """Averages of all values so far, weighted by e^logit, one for each dimension of the keys.
+
+    Attributes:
+        heads, key_dim, value_dim: of queries and logits, and of values. rank: of the map that makes gates.
+    Source: LightNet (arXiv:2405.21022).
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    rank: int
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys."""
+        return self.heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all values."""
+        return self.heads * self.value_dim
+
+    @property
+    def state(self) -> StateShape:
+        """The column before a token is that of its sums (`RecurrentStep.log_sums`)."""
+        return StateShape(
+            channels=self.keys, taps=2, heads=self.heads, key_dim=self.key_dim, value_dim=self.value_dim,
+            by_channel=True, wide=True,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimpleUnitSpec:
     """The simpler simple recurrent unit: relu(c), where c is a gate times the last c, and the rest of it times an
     input.
@@ -146,4 +240,4 @@ class SimpleUnitSpec:
         return StateShape(heads=self.width, key_dim=1, value_dim=1)
 
 
-MixerSpec = ShortConvSpec | DeltaSpec | Mamba2Spec | SimpleUnitSpec
+MixerSpec = ShortConvSpec | DeltaSpec | KimiDeltaSpec | Mamba2Spec | MambaSpec | LightNetSpec | SimpleUnitSpec

@@ -94,7 +94,7 @@ class LayerSpec:
         window: sliding window in tokens (a query sees itself and window - 1 before it), or None for full attention.
         moe: this layer's MLP is the mixture of experts.
         attention: there is attention in it. mixer: there is a mixer, beside attention or instead; what both give is
-            added.
+            added. mlp: there is an MLP behind them, or the mixture.
     """
 
     rope: str | None = "default"
@@ -102,6 +102,7 @@ class LayerSpec:
     moe: bool = False
     attention: bool = True
     mixer: MixerSpec | None = None
+    mlp: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +203,9 @@ class ModelSpec:
         latent: multi-head latent attention: one kv head, whose dimensions are `latent.rope` and then `latent.rank`.
         attention_sinks: each head has a logit of its own in the softmax, which belongs to no position (gpt-oss).
         gated: the MLP multiplies act(gate) * up; without, it is act(up).
-        activation: "silu", "gelu", "gelu_tanh" or "relu" on the gate; or "clamped_swiglu", in full gate *
-            sigmoid(swiglu_alpha * gate) * (up + 1), with the gate at most swiglu_limit and up within it (gpt-oss).
+        activation: "silu", "gelu", "gelu_tanh", "relu" or its square "relu2" on the gate; or "clamped_swiglu", in full
+            gate * sigmoid(swiglu_alpha * gate) * (up + 1), with the gate at most swiglu_limit and up within it
+            (gpt-oss).
         positions, relative_bias: positions that are added to the embeddings, or weighed in attention; beside or instead
             of rotary ones.
         empty_start: the embedding at position 0 is zeros, whatever token stands there (Marian, which feeds none).
@@ -242,7 +244,7 @@ class ModelSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     gated: bool = True
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"] = "silu"
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
     attention_scale: float | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +20,7 @@ from paceline.training.shown import Shown
 from paceline.utils import Conversation, read_prompts
 
 if TYPE_CHECKING:
+    from paceline.engine import ReadPrompt
     from paceline.llm import LLM
 
 TOGETHER: Final = 64
@@ -32,11 +33,27 @@ Ids = list[int]
 
 
 @dataclass(frozen=True, slots=True)
+class SourcePrompt:
+    """Asks a model that reads a source before it writes.
+
+    Attributes:
+        tokens: what its answer begins with. read: makes the prompt.
+    """
+
+    tokens: Ids
+    read: Callable[[], ReadPrompt]
+
+
+Asked = Mapping[str, "Ids | SourcePrompt"]
+"""What is asked, by `TrainingText.id`."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingText:
     """Holds one text to learn from, which the target wrote or the user gave.
 
     Attributes:
-        id: sha256 of the prompt's tokens, by which a prompt is known.
+        id: sha256 of the prompt's tokens, and of its source where it has one, by which a prompt is known.
         prompt, answer: token ids; a text that nobody asked for has no prompt.
         temperature: 0 where the likeliest tokens were taken.
     """
@@ -87,7 +104,7 @@ def texts_of(llm: LLM, files: Sequence[Path], *, most: int | None) -> list[Train
 
 
 def answered(
-    llm: LLM, prompts: dict[str, Ids], file: Path, *, max_tokens: int, sampled_share: float = 0.0
+    llm: LLM, prompts: Asked, file: Path, *, max_tokens: int, sampled_share: float = 0.0
 ) -> list[TrainingText]:
     """The target's answers to prompts; those that the file holds are not asked for again.
 
@@ -98,7 +115,7 @@ def answered(
         PromptError: a file of other lines. PacelineError: an answer that ended with an error.
     """
     known = {answer.id: answer for answer in _read(file)}
-    left = [(name, ids) for name, ids in prompts.items() if name not in known]
+    left = [(name, asked) for name, asked in prompts.items() if name not in known]
     with Shown("answers", len(prompts), done=len(prompts) - len(left)) as shown:
         asking = _Asking(llm, file, known, shown, max_tokens, sampled_share)
         for start in range(0, len(left), TOGETHER):
@@ -117,21 +134,23 @@ class _Asking:
     max_tokens: int
     sampled_share: float
 
-    def make(self, prompts: Sequence[tuple[str, Ids]], before: int) -> None:
+    def make(self, prompts: Sequence[tuple[str, Ids | SourcePrompt]], before: int) -> None:
         """Answer prompts together; `before` were answered before them."""
         heat = [TEMPERATURE if int(name[:8], 16) < self.sampled_share * 16**8 else 0.0 for name, _ in prompts]
         requests = []
-        for (name, ids), each in zip(prompts, heat, strict=True):
+        for (name, asked), each in zip(prompts, heat, strict=True):
             seed = int(name[8:15], 16) if each else None
             params = SamplingParams(temperature=each, seed=seed, max_tokens=self.max_tokens)
-            request, decoder = self.llm.request({"prompt_token_ids": ids}, params)
+            prompt = asked.read() if isinstance(asked, SourcePrompt) else {"prompt_token_ids": asked}
+            request, decoder = self.llm.request(prompt, params)
             requests.append(request)
 
         def advance(done: int, _: int) -> None:
-            for (name, ids), each, request in zip(prompts, heat, requests, strict=True):
+            for (name, asked), each, request in zip(prompts, heat, requests, strict=True):
                 if request.finished and name not in self.known:
                     output = request.result()
                     output.raise_for_error()
+                    ids = asked.tokens if isinstance(asked, SourcePrompt) else asked
                     self.keep(TrainingText(name, ids, list(output.outputs[0].token_ids), each))
             self.shown.update(before + done, f"{before + done} of {int(self.shown.total)}")
 

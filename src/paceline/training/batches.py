@@ -6,7 +6,7 @@ draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -35,15 +35,19 @@ class Document:
 
     Attributes:
         tokens: its ids. first: the first one that is learned, behind the prompt.
+        text: the id of the `TrainingText` that it was made of.
     """
 
     tokens: tuple[int, ...]
     first: int
+    text: str = ""
 
 
 def documents_of(answers: Sequence[TrainingText], longest: int) -> list[Document]:
     """Answers behind their prompts, cut to `longest` tokens; those of which nothing is left to learn are left out."""
-    documents = [Document(tuple(text.prompt + text.answer)[:longest], max(2, len(text.prompt))) for text in answers]
+    documents = [
+        Document(tuple(text.prompt + text.answer)[:longest], max(2, len(text.prompt)), text.id) for text in answers
+    ]
     return [document for document in documents if len(document.tokens) > document.first]
 
 
@@ -130,16 +134,22 @@ class TargetView:
         self.rows = target_rows(cast(Any, runner), runner.info, vocabulary).float().clone()
         self._column = torch.full((runner.info.vocab_size,), -1, dtype=torch.int64)
         self._column[vocabulary] = torch.arange(len(vocabulary))
-        self._kept: dict[Document, States] = {}
+        self._kept: dict[Document, tuple[Tensor, ...]] = {}
         self._left = keep_bytes
         self.shards: StateShards | None = None
 
     def batch(self, rows: Sequence[Sequence[Document]], length: int) -> Batch:
         """Rows of at most `length` tokens, padded to it."""
+        documents = [document for row in rows for document in row]
+        return self.filled(rows, length, self.states_of(documents) if self.reads else {})
+
+    def filled(
+        self, rows: Sequence[Sequence[Document]], length: int, states: Mapping[Document, tuple[Tensor, ...]]
+    ) -> Batch:
+        """The same with given states, of taps and behind the final norm; none where none are read."""
         size = (len(rows), length)
         tokens, positions = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
         documents, wanted = torch.full(size, PAD), torch.zeros(size, dtype=torch.bool)
-        states = self._states([document for row in rows for document in row]) if self.reads else {}
         d, device = self.runner.info.hidden_size, self.rows.device
         taps = torch.zeros(*size, len(self.layers) * d, device=device)
         final = torch.zeros(*size, d if self.reads else 0, device=device)
@@ -150,7 +160,7 @@ class TargetView:
                 tokens[i, at], positions[i, at] = torch.tensor(document.tokens), torch.arange(len(document.tokens))
                 documents[i, at], wanted[i, start + document.first : at.stop] = number, True
                 if self.reads:
-                    taps[i, at], final[i, at] = states[document]
+                    taps[i, at], final[i, at] = states[document][:2]
                 start = at.stop
         columns = torch.where(wanted, self._column[tokens], -1)
         embedded = self.runner.embed(tokens.flatten().tolist()).float().view(*size, d)  # type: ignore[attr-defined]
@@ -159,7 +169,7 @@ class TargetView:
     def identity(self) -> str:
         """Names the model with its weights, as it runs here: what it makes of a short text."""
         tokens = tuple(token % self.runner.info.vocab_size for token in range(1, 33))
-        ((_, final),) = self._computed([Document(tokens, 0)])
+        ((_, final, *_),) = self._computed([Document(tokens, 0)])
         return sha256(final.float().cpu().numpy().tobytes()).hexdigest()[:16]
 
     def keep(self, documents: Sequence[Document], shards: StateShards) -> None:
@@ -173,7 +183,7 @@ class TargetView:
                 for start in range(0, len(missing), AT_ONCE):
                     part = missing[start : start + AT_ONCE]
                     for document, states in zip(part, self._computed(part), strict=True):
-                        shards.put(document.tokens, states)
+                        shards.put(document.tokens, cast("States", states))
                         done += len(document.tokens)
                     shown.update(done, f"{done} of {total} tokens")
         finally:
@@ -183,7 +193,8 @@ class TargetView:
         """(vocabulary, d) float32 embeddings of all tokens."""
         return self.runner.embed(range(self.runner.info.vocab_size)).float().clone()  # type: ignore[attr-defined, no-any-return]
 
-    def _states(self, documents: Sequence[Document]) -> dict[Document, States]:
+    def states_of(self, documents: Sequence[Document]) -> dict[Document, tuple[Tensor, ...]]:
+        """What is read of some documents, kept or computed: states of taps, states behind the final norm, and more."""
         by_document = {document: states for document in documents if (states := self._known(document)) is not None}
         missing = [document for document in dict.fromkeys(documents) if document not in by_document]
         for document, states in zip(missing, self._computed(missing), strict=True):
@@ -192,15 +203,19 @@ class TargetView:
             if size <= self._left:
                 self._kept[document], self._left = states, self._left - size
             elif self.shards is not None:
-                self.shards.put(document.tokens, states)
+                self.shards.put(document.tokens, cast("States", states))
         return by_document
 
-    def _known(self, document: Document) -> States | None:
+    def keeps(self, documents: Sequence[Document]) -> bool:
+        """Whether what was read of all these is in memory."""
+        return all(document in self._kept for document in documents)
+
+    def _known(self, document: Document) -> tuple[Tensor, ...] | None:
         if document in self._kept or self.shards is None:
             return self._kept.get(document)
         return self.shards.get(document.tokens)
 
-    def _computed(self, documents: Sequence[Document]) -> Iterator[States]:
+    def _computed(self, documents: Sequence[Document]) -> Iterator[tuple[Tensor, ...]]:
         if not documents:
             return
         last = self.runner.info.num_layers

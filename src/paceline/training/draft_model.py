@@ -51,7 +51,8 @@ HEAD_DIM: Final = 64
 Tensors = dict[str, Tensor]
 
 
-def _check_layers(name: str, value: Sequence[int]) -> None:
+def check_layers(name: str, value: Sequence[int]) -> None:
+    """Reject what are no layers in ascending order; ConfigError."""
     for layer in value:
         integer(name, layer, 0)
     ascending = len(value) > 0 and list(value) == sorted(set(value))
@@ -68,7 +69,7 @@ class DraftModelConfig(TrainConfig):
     """Says which layers a draft model takes of the target, or how large a Llama of its own is."""
 
     layers: tuple[int, ...] | None = option(
-        None, "Of the model, for draft_model: 0,4,9; a fifth of them by default.", check=_check_layers
+        None, "Of the model, for draft_model: 0,4,9; a fifth of them by default.", check=check_layers
     )
     hidden_size: int | None = option(
         None, "Of a small Llama, for draft_model without --layers; 64, 128, ...", check=_check_width

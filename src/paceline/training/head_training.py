@@ -16,7 +16,7 @@ import torch
 from paceline.checkpoints import RUN_FINISHED, RUN_SETTINGS
 from paceline.errors import CapabilityError, ConfigError, PacelineError
 from paceline.models import has_ability
-from paceline.training.answers import Ids, TrainingText, answered, prompts_of, texts_of
+from paceline.training.answers import Asked, TrainingText, answered, texts_of
 from paceline.training.batches import Document, TargetView, draft_vocabulary
 from paceline.training.heads import Trainer, trainer
 from paceline.training.loop import STATE, fit
@@ -31,6 +31,7 @@ from paceline.training.trained import Trained
 from paceline.utils import need, replacing
 
 if TYPE_CHECKING:
+    from paceline.engine import Prompt, ReadPrompt
     from paceline.llm import LLM
 
 SPLIT: Final = "training, validation, test"
@@ -90,7 +91,7 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
         head.write(folder, llm, view, facts)
         (folder / RUN_FINISHED).touch()
         if speed_prompts and head.drafts:
-            prompts = [prompt_of(document) for document in texts.test[:speed_prompts]]
+            prompts = head.timed_prompts(view, texts.test[:speed_prompts])
             speed = _timed(llm, head, folder, prompts, max_tokens=min(TIMED, config.max_tokens))
     before, test = curve.tests
     model = folder if head.replaces_target else None
@@ -108,11 +109,14 @@ def _settings(llm: LLM, config: TrainConfig) -> dict[str, Any]:
 
 
 def _timed(
-    llm: LLM, head: Trainer, folder: Path, prompts: Sequence[Sequence[int]], *, max_tokens: int
+    llm: LLM, head: Trainer, folder: Path, prompts: Sequence[Prompt | ReadPrompt], *, max_tokens: int
 ) -> dict[str, Any]:
     """What `measured` says of what was written into the folder."""
     target = replaced(llm, folder) if head.replaces_target else llm
-    return measured(target, head.speculative_config(folder), prompts, depths=head.depths, max_tokens=max_tokens)
+    return measured(
+        target, head.speculative_config(folder), prompts, depths=head.depths, max_tokens=max_tokens,
+        ignore_eos=not head.reads_sources,
+    )  # fmt: skip
 
 
 def replaced(llm: LLM, folder: Path) -> LLM:
@@ -121,25 +125,17 @@ def replaced(llm: LLM, folder: Path) -> LLM:
     return type(llm)(str(folder), dtype=str(info.dtype).removeprefix("torch."), device=str(info.device))
 
 
-def prompt_of(document: Document) -> tuple[int, ...]:
-    """What is asked to see how an answer goes on: the prompt, or the first half of a text that has none."""
-    half = max(2, len(document.tokens) // 2)
-    return document.tokens[: document.first if document.first > 2 else half]
-
-
-def _asked(llm: LLM, config: TrainConfig) -> list[TrainingText] | dict[str, Ids]:
+def _asked(llm: LLM, config: TrainConfig) -> list[TrainingText] | Asked:
     """Texts as they are, or prompts."""
     if config.texts:
         return texts_of(llm, config.data, most=config.most_prompts)
-    prompts = prompts_of(llm, config.data, most=config.most_prompts, longest=config.fitting.row_tokens // 2)
+    prompts = trainer(config.method).prompts(llm, config)
     rule = f"hold {LEAST} prompts or more: one to learn, one to choose the best state by, one to test it on"
     need(len(prompts) >= LEAST, "data", rule, len(prompts))
     return prompts
 
 
-def _answers(
-    llm: LLM, config: TrainConfig, asked: list[TrainingText] | dict[str, Ids], file: Path
-) -> list[TrainingText]:
+def _answers(llm: LLM, config: TrainConfig, asked: list[TrainingText] | Asked, file: Path) -> list[TrainingText]:
     if isinstance(asked, list):
         return asked
     return answered(llm, asked, file, max_tokens=config.max_tokens, sampled_share=config.sampled_share)
@@ -257,6 +253,10 @@ def _differing(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
 
 
 def _sum(path: Path) -> str:
+    """A digest of a file, or of all files in a folder."""
+    if path.is_dir():
+        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        return sha256(json.dumps([_sum(file) for file in files]).encode()).hexdigest()
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
 
@@ -270,6 +270,11 @@ def _check(llm: LLM, config: TrainConfig) -> None:
                 "family that runs natively"
             )
     method = trainer(config.method)
+    if runner.info.source and not method.reads_sources:
+        raise CapabilityError(
+            f"{config.method} learns from texts alone, and {runner.info.name} writes from what its encoder reads; "
+            "train encdec_draft for it"
+        )
     config_class = method.config_class
     rule = f"be a {config_class.__name__} for method {config.method!r}"
     need(isinstance(config, config_class), "config", rule, type(config).__name__)

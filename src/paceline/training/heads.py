@@ -16,12 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from paceline import registry
+from paceline.errors import PromptError
 from paceline.models.heads import write_head
+from paceline.training.answers import Asked, prompts_of
 from paceline.training.batches import Batch, Document, TargetView
 from paceline.training.train_config import TrainConfig
-from paceline.utils import reject_unknown
+from paceline.utils import read_prompts, reject_unknown
 
 if TYPE_CHECKING:
+    from paceline.engine import Prompt, ReadPrompt
     from paceline.llm import LLM
     from paceline.models import ModelInfo, Runner
     from paceline.models.heads import HeadConfig
@@ -59,6 +62,7 @@ class Trainer(nn.Module):
         rate: usual peak of the learning rate.
         drafts: what is written drafts for the target; otherwise it is an adapter of it, or another model.
         replaces_target: what is written is a model in place of the target.
+        reads_sources: the model's texts follow from sources that its encoder reads, and go no further than their ends.
         depths: how many tokens ahead it is judged by.
     """
 
@@ -67,6 +71,7 @@ class Trainer(nn.Module):
     rate: ClassVar[float] = 1e-3
     drafts: ClassVar[bool] = True
     replaces_target: ClassVar[bool] = False
+    reads_sources: ClassVar[bool] = False
     depths: int
     rows: Tensor
 
@@ -81,6 +86,29 @@ class Trainer(nn.Module):
         Raises:
             ConfigError: a setting outside the model's range.
         """
+
+    @classmethod
+    def check_data(cls, data: Sequence[Path]) -> None:
+        """Read what is to be learned from, so that what is wrong with it is told before a model is loaded.
+
+        Raises:
+            PromptError: what cannot be read, or holds no texts.
+        """
+        for file in data:
+            if not read_prompts(file).conversations:
+                raise PromptError(
+                    f"{str(file)!r} holds lengths of prompts and no texts; give a file of prompts or texts"
+                )
+
+    @classmethod
+    def prompts(cls, llm: LLM, config: TrainConfig) -> Asked:
+        """What the model is asked, by the ids of its answers; without `config.texts`.
+
+        Raises:
+            PromptError: what cannot be read, or holds nothing of the right length. CapabilityError: the wrong kind of
+                model.
+        """
+        return prompts_of(llm, config.data, most=config.most_prompts, longest=config.fitting.row_tokens // 2)
 
     @classmethod
     @abstractmethod
@@ -137,6 +165,13 @@ class Trainer(nn.Module):
         """Give the `speculative_config` that drafts with what was written; {} of what does not draft."""
         del folder
         return {}
+
+    def timed_prompts(self, view: TargetView, documents: Sequence[Document]) -> Sequence[Prompt | ReadPrompt]:
+        """What is asked to see how fast it drafts: prompts of these documents, or the first half of a text that has
+        none.
+        """
+        del view
+        return [{"prompt_token_ids": list(prompt_of(document))} for document in documents]
 
     @classmethod
     def command(cls, folder: Path, model: str | None) -> str:
@@ -204,6 +239,12 @@ class HeadTrainer(Trainer):
 
     def speculative_config(self, folder: Path) -> dict[str, Any]:
         return {"method": self.config.method, "model": str(folder)}
+
+
+def prompt_of(document: Document) -> tuple[int, ...]:
+    """What is asked to see how an answer goes on: the prompt, or the first half of a text that has none."""
+    half = max(2, len(document.tokens) // 2)
+    return document.tokens[: document.first if document.first > 2 else half]
 
 
 def layer_of(runner: Runner) -> dict[str, Any]:

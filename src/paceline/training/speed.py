@@ -13,6 +13,7 @@ from paceline.training.splits import NO_INTERVAL
 from paceline.utils import ENOUGH, Estimate, in_turn, speedup, tokens_per_second
 
 if TYPE_CHECKING:
+    from paceline.engine import Prompt, ReadPrompt
     from paceline.llm import LLM
     from paceline.utils import Turn
 
@@ -21,14 +22,20 @@ CHAIN: Final = 3
 
 
 def measured(
-    llm: LLM, drafter: Mapping[str, Any], prompts: Sequence[Sequence[int]], *, depths: int, max_tokens: int
+    llm: LLM,
+    drafter: Mapping[str, Any],
+    prompts: Sequence[Prompt | ReadPrompt],
+    *,
+    depths: int,
+    max_tokens: int,
+    ignore_eos: bool = True,
 ) -> dict[str, Any]:
-    """Greedy answers to prompts (token ids), one at a time: plainly, with chains of drafts, and with as many as `auto`
+    """Greedy answers to prompts, one at a time: plainly, with chains of drafts, and with as many as `auto`
     finds worth it.
 
     Args:
         drafter: its speculative_config. depths: most drafts of a chain.
-        max_tokens: of an answer, of which the model's ends are no end.
+        max_tokens: of an answer. ignore_eos: the model's ends are no end of it.
     Returns:
         "plain", "chain" and "auto", each with tokens_per_second and, but for plain, over_plain (as `figure` gives
         them), tokens_per_pass, and equal: how many answers are those of plain decoding. "prompts" and "max_tokens" say
@@ -41,10 +48,12 @@ def measured(
         "chain": llm.with_speculative_config(fixed),
         "auto": llm.with_speculative_config({**drafter, "controller": "auto"}),
     }
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
 
-    def run(name: str, prompt: Sequence[int], repeat: int = 0) -> Any:
-        (output,) = llms[name].generate([{"prompt_token_ids": list(prompt)}], params, use_tqdm=False)
+    def run(name: str, prompt: Prompt | ReadPrompt, repeat: int = 0) -> Any:
+        request, decoder = llms[name].request(prompt, params)
+        decoder.run([request])
+        output = request.result()
         output.raise_for_error()
         return output
 

@@ -24,7 +24,7 @@ from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_rows import chances_of, fit_rows, rows_before_a_dead_end, uniform, weights
 from paceline.drafters.common.draft_state import FEW, CacheFollower, agreed, catch_up
 from paceline.drafters.growth.base import as_tree
-from paceline.errors import ConfigError, DrafterError
+from paceline.errors import CapabilityError, ConfigError, DrafterError
 from paceline.models import Runner
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import integer, need
@@ -276,11 +276,18 @@ def _inner(args: DrafterArgs, config: Mapping[str, Any] | str) -> Drafter:
 
     Raises:
         DrafterError: one that cannot go back.
+        CapabilityError: a model that cannot.
     """
     need(isinstance(config, Mapping | str), "draft", "be a dict or the name of a method", config)
     if args.nested is None:
         raise ConfigError("method 'specmquant' needs an engine that makes its small model; leave model and draft out")
     drafter = args.nested(config)
+    for model in drafter.runners():
+        if not model.capabilities.truncate:
+            raise CapabilityError(
+                f"the small model of 'specmquant' must be one that can take back tokens that it has read; "
+                f"{model.info.name} is not one as it runs here"
+            )
     if not drafter.rewinds:
         raise DrafterError(
             f"draft of 'specmquant' must be draft_model or quantized_copy, got {drafter.name!r}, which cannot go back"

@@ -6,7 +6,7 @@ Axes as in models.attention.tree_attention.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -69,19 +69,30 @@ class EncoderStep:
 
     Args:
         rows: of each source. biases: what distances add, by layer; empty where they do not.
+        compiled: attention of one source without biases, (r, heads + 2 * kv heads, d) -> (r, heads * d); None:
+            PyTorch's.
     """
 
-    def __init__(self, shape: AttentionShape, rows: Sequence[int], biases: Sequence[RelativeBias]) -> None:
-        self._shape, self._rows, self._biases = shape, list(rows), biases
+    def __init__(
+        self,
+        shape: AttentionShape,
+        rows: Sequence[int],
+        biases: Sequence[RelativeBias],
+        compiled: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        self._shape, self._rows, self._biases, self._compiled = shape, list(rows), biases, compiled
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
 
     def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `AttentionStep.attend`; nothing is cached, and there are no sinks."""
-        parts = [
-            _over(self._shape, part[:, : self._shape.heads], part[:, self._shape.heads :], self._mask(layer, len(part)))
-            for part in qkv.split(self._rows)
-        ]
-        return torch.cat(parts)
+        parts = qkv.split(self._rows)
+        return torch.cat(
+            [self._of_one(layer, part) if self._compiled is None else self._compiled(part) for part in parts]
+        )
+
+    def _of_one(self, layer: int, part: torch.Tensor) -> torch.Tensor:
+        heads = self._shape.heads
+        return _over(self._shape, part[:, :heads], part[:, heads:], self._mask(layer, len(part)))
 
     def _mask(self, layer: int, rows: int) -> torch.Tensor | None:
         if not self._biases:

@@ -128,13 +128,13 @@ def pack_bytes(weight: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torch
 
 
 @lowered(Lanes, Lanes)
-def _size(builder: Builder, lanes: Value) -> Value:
+def absolute(builder: Builder, lanes: Value) -> Value:
     """Absolute values."""
     return call_named(builder, "llvm.fabs.v16f32", F32V, lanes)
 
 
 @lowered(Lanes, Lanes)
-def _rounded(builder: Builder, lanes: Value) -> Value:
+def rounded(builder: Builder, lanes: Value) -> Value:
     """The nearest whole numbers, none beyond TOP; NaN becomes one too."""
     bounded = call_named(builder, "llvm.minnum.v16f32", F32V, maximum(builder, lanes, floats(-TOP)), floats(TOP))
     return call_named(builder, "llvm.rint.v16f32", F32V, bounded)
@@ -148,7 +148,7 @@ def _high(builder: Builder, whole: Value) -> Value:
 
 
 @lowered(Nothing, Int, Lanes)
-def _store_bytes(builder: Builder, address: Value, whole: Value) -> None:
+def store_bytes(builder: Builder, address: Value, whole: Value) -> None:
     store_at(builder, address, builder.trunc(builder.fptosi(whole, I32V), ir.VectorType(I8, LANES)))
 
 
@@ -174,7 +174,7 @@ def _settled(builder: Builder, high_at: Value, low_at: Value, high_sum: Value, l
 def _sum_groups(row: int, size: int) -> None:
     groups = (size + WIDTH - 1) // WIDTH
     if (size + LANES - 1) // LANES % 2 == 1:
-        _store_bytes(row + groups * WIDTH - LANES, broadcast(np.float32(0.0)))
+        store_bytes(row + groups * WIDTH - LANES, broadcast(np.float32(0.0)))
     for i in range(groups):
         _sum_group(row + i * WIDTH, row + groups * WIDTH + 4 * i)
 
@@ -192,16 +192,16 @@ def to_bytes(source: int, size: int, target: int, pitch: int, grouped: bool = Fa
     top, odd = zero, zero
     for i in range(0, size, LANES):
         lanes = load(source + 4 * i)
-        top, odd = larger(top, _size(lanes)), fma(lanes, zero, odd)
+        top, odd = larger(top, absolute(lanes)), fma(lanes, zero, odd)
     most = largest(top)
     factor = broadcast(np.float32(TOP) / most if most > 0 else np.float32(0.0))
     highs, lows = zero, zero
     for i in range(0, size, LANES):
-        whole = _rounded(mul(load(source + 4 * i), factor))
+        whole = rounded(mul(load(source + 4 * i), factor))
         high = _high(whole)
         low = fma(high, broadcast(np.float32(-256.0)), whole)
-        _store_bytes(target + HEADER + i, high)
-        _store_bytes(target + pitch // 2 + HEADER + i, low)
+        store_bytes(target + HEADER + i, high)
+        store_bytes(target + pitch // 2 + HEADER + i, low)
         highs, lows = add(highs, high), add(lows, low)
     write_float(target, most / np.float32(TOP) + total(odd))
     write_float(target + 4, total(highs))

@@ -129,10 +129,10 @@ def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: in
     elif kind == NIBBLES:
         nibble_sums(weights, steps // GROUP, x, pitch, rows, sums)
     elif kind == BYTES:
-        _multiply(kind, weights, steps, x + HEADER, pitch // 2, 2 * rows, sums)
+        multiply(kind, weights, steps, x + HEADER, pitch // 2, 2 * rows, sums)
         settle_bytes(weights + steps * STEP, x, pitch, rows, sums)
     else:
-        _multiply(kind, weights, steps, x, pitch, rows, sums)
+        multiply(kind, weights, steps, x, pitch, rows, sums)
 
 
 @part_of_compiled
@@ -146,7 +146,7 @@ def _add_pairs(rows: int, sums: int) -> None:
 
 @part_of_compiled
 def _multiply_tiles(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
-    """`_multiply` by the matrix unit: rows in blocks of up to sixteen."""
+    """`multiply` by the matrix unit: rows in blocks of up to sixteen."""
     blocks = (rows + TILE_ROWS - 1) // TILE_ROWS
     size, configured = (rows + blocks - 1) // blocks, 0
     for first in range(0, steps, TILE_CHUNK):
@@ -164,7 +164,8 @@ def _multiply_tiles(kind: int, weights: int, steps: int, x: int, pitch: int, row
 
 
 @part_of_compiled
-def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
+def multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
+    """Products (rows, 64) of a strip of a kind whose steps `accumulate` takes: float32, of whole numbers int32."""
     if MATRIX_UNIT and (kind == DOT or (kind == BYTES and rows > MAX_ROWS)) and steps % TILE_STEPS == 0:
         _multiply_tiles(kind, weights, steps, x, pitch, rows, sums)
         return

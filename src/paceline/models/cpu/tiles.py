@@ -6,7 +6,7 @@ neighbours. Kinds: DOT multiplies bfloat16 pairs by bfloat16 pairs in one instru
 weights and keeps float32 activations, FULL is float32 throughout, BYTES multiplies four unsigned by four signed bytes
 (models.cpu.integer_products), whose int32 sums travel as the bits of float32 lanes. NIBBLES and BLOCKS have loops of
 their own (models.cpu.integer_products, models.cpu.block_products); FINE_BLOCKS are BLOCKS with activations of two
-bytes.
+bytes. SHORTS multiplies pairs of two bytes (models.cpu.products), where there is no instruction for BYTES.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from paceline.models.cpu.vectors import (
     store_at,
 )  # fmt: skip
 
-DOT, HALF, FULL, BYTES, NIBBLES, BLOCKS, FINE_BLOCKS = range(7)
+DOT, HALF, FULL, BYTES, NIBBLES, BLOCKS, FINE_BLOCKS, SHORTS = range(8)
 STRIP, STEP, GROUP = 64, 256, 4
 """Outputs of a strip, bytes of one step, steps that the loop takes at a time."""
 
@@ -51,9 +51,9 @@ MAX_ROWS = 6
 AVX2.
 """
 
-INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4, NIBBLES: 8, BLOCKS: 32, FINE_BLOCKS: 32}
+INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4, NIBBLES: 8, BLOCKS: 32, FINE_BLOCKS: 32, SHORTS: 2}
 """Inputs per step."""
-ACTIVATION = {DOT: 2, HALF: 4, FULL: 4, BYTES: 1, NIBBLES: 1, BLOCKS: 1, FINE_BLOCKS: 1}
+ACTIVATION = {DOT: 2, HALF: 4, FULL: 4, BYTES: 1, NIBBLES: 1, BLOCKS: 1, FINE_BLOCKS: 1, SHORTS: 2}
 """Bytes of one activation."""
 
 COLUMNS, ROWS = 4, range(1, MAX_ROWS + 1)
@@ -171,6 +171,13 @@ class StripLoop:
                 for total, weight in zip(whole, strip, strict=True)
             ]
             return [builder.bitcast(total, F32V) for total in whole]
+        if self.kind == SHORTS:
+            pair = builder.bitcast(splat(builder, load_at(builder, row, I32, offset)), PAIRS_OF_16)
+            products = [_pairs_of_16(builder, builder.bitcast(weight, PAIRS_OF_16), pair) for weight in strip]
+            return [
+                builder.bitcast(builder.add(builder.bitcast(total, I32V), product), F32V)
+                for total, product in zip(sums, products, strict=True)
+            ]
         x = splat(builder, load_at(builder, row, FLOAT, offset))
         if self.kind == FULL:
             return [fused(builder, weight, x, total) for total, weight in zip(sums, strip, strict=True)]
@@ -188,9 +195,13 @@ def prefetch(builder: Builder, address: Value, offset: int, level: int) -> None:
     call_named(builder, "llvm.prefetch.p0", ir.VoidType(), at, *flags)
 
 
+KINDS = {DOT: has_bfloat(), HALF: True, FULL: True, BYTES: True, SHORTS: not has_dot_bytes()}
+"""Kinds of the loop, and whether this processor needs them."""
+
+
 def _variants() -> list[tuple[int, int, int, int]]:
     """Kinds, rows, columns and lines."""
-    kinds = (DOT, HALF, FULL, BYTES) if has_bfloat() else (HALF, FULL, BYTES)
+    kinds = [kind for kind, there in KINDS.items() if there]
     if NARROW:
         return [(kind, rows, 1, 4) for kind in kinds for rows in ROWS] + [(kind, 1, COLUMNS, 16) for kind in kinds]
     return [

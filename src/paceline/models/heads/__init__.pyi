@@ -12,4 +12,9 @@ from .hydra_head import HydraHead as HydraHead
 from .medusa_head import MedusaHead as MedusaHead
 from .mlp_speculator_head import MLPSpeculatorHead as MLPSpeculatorHead
 from .path_heads import PathHeads as PathHeads
+from .shared_rows import target_bias as target_bias
 from .shared_rows import target_rows as target_rows
+from .source_draft_files import SourceDraft as SourceDraft
+from .source_draft_files import is_source_draft as is_source_draft
+from .source_draft_files import read_source_draft as read_source_draft
+from .source_draft_files import write_source_draft as write_source_draft

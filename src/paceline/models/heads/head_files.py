@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -47,7 +47,7 @@ def read_head(
             one that drafts no token of the target; UnsupportedModelError for pickled or quantised weights.
     """
     folder = resolve(head)
-    folder_config = _stored_config(folder)
+    folder_config = stored_config(folder)
     checkpoint = Checkpoint(folder)
     shapes = {name: entry.shape for name, entry in checkpoint.entries.items()}
     foreign = None if KEY in folder_config else format_of(folder_config, shapes, folder)
@@ -59,11 +59,11 @@ def read_head(
         names = {stored: name for stored, name in named.items() if name is not None}
     _check_target(config, folder, target, tokenizer)
     check_tensors(config, {name: shapes[stored] for stored, name in names.items()}, folder)
-    weights = _tensors(checkpoint, names, folder)
+    weights = stored_tensors(checkpoint, names, folder)
     if foreign is not None:
         weights = foreign.finish(weights)
     if (ids := weights.get("draft_to_target")) is not None:
-        _check_ids(ids, config, folder)
+        check_ids(ids, config.vocab_size, folder)
         config, weights = _known(config, weights, target, folder)
     dtype = dtype or target.dtype
     return config, {
@@ -72,7 +72,7 @@ def read_head(
     }
 
 
-def _stored_config(folder: Path) -> dict[str, Any]:
+def stored_config(folder: Path) -> dict[str, Any]:
     """What config.json holds, where the weights beside it can be read."""
     pickled = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))
     if pickled and not any(folder.glob("*.safetensors")):
@@ -118,7 +118,7 @@ def write_head(folder: str | Path, config: HeadConfig, weights: Mapping[str, tor
     folder = Path(folder)
     check_tensors(config, {name: tensor.shape for name, tensor in weights.items()}, folder)
     if (ids := weights.get("draft_to_target")) is not None:
-        _check_ids(ids.cpu(), config, folder)
+        check_ids(ids.cpu(), config.vocab_size, folder)
     return write_folder(folder, {KEY: config.as_json()}, weights)
 
 
@@ -148,7 +148,7 @@ def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     return folder
 
 
-def _tensors(checkpoint: Checkpoint, names: Mapping[str, str], folder: Path) -> dict[str, torch.Tensor]:
+def stored_tensors(checkpoint: Checkpoint, names: Mapping[str, str], folder: Path) -> dict[str, torch.Tensor]:
     """Tensors by their canonical names, from those that they are stored by."""
     from safetensors import safe_open
 
@@ -164,12 +164,12 @@ def _tensors(checkpoint: Checkpoint, names: Mapping[str, str], folder: Path) -> 
     return tensors
 
 
-def _check_ids(ids: torch.Tensor, config: HeadConfig, folder: Path) -> None:
+def check_ids(ids: torch.Tensor, vocab_size: int, folder: Path) -> None:
     """Draft ids must ascend, so that a row has one place, and lie in the target's vocabulary."""
-    fine = ids.dtype == torch.int64 and int(ids[0]) >= 0 and int(ids[-1]) < config.vocab_size
+    fine = ids.dtype == torch.int64 and len(ids) > 0 and int(ids[0]) >= 0 and int(ids[-1]) < vocab_size
     if not fine or bool((ids[1:] <= ids[:-1]).any()):
         raise CheckpointError(
-            f"{folder}: draft_to_target must hold ascending int64 token ids below {config.vocab_size}; write it again"
+            f"{folder}: draft_to_target must hold ascending int64 token ids below {vocab_size}; write it again"
         )
 
 
@@ -199,8 +199,27 @@ def _check_target(config: HeadConfig, folder: Path, target: ModelInfo, tokenizer
     deepest = max(config.taps, default=-1)
     if deepest > target.num_layers:
         pairs.append(("num_layers", deepest, target.num_layers))
-    trained_shape, its = _shape(config.target.get("fingerprint", "")), _shape(target.fingerprint)
-    different = [(name, a, b) for name, a, b in pairs if a != b]
+    check_trained_for(config.target, folder, target, tokenizer, sizes=pairs)
+
+
+def check_trained_for(
+    trained_for: Mapping[str, str],
+    folder: Path,
+    target: ModelInfo,
+    tokenizer: Callable[[], str],
+    *,
+    sizes: Sequence[tuple[str, object, object]] = (),
+) -> None:
+    """Reject what was trained for another model.
+
+    Args:
+        trained_for: as `HeadConfig.target`. folder: of the files. tokenizer: as of `read_head`.
+        sizes: name, value of the files, value of the target.
+    Raises:
+        CheckpointError: naming the first difference.
+    """
+    trained_shape, its = _shape(trained_for.get("fingerprint", "")), _shape(target.fingerprint)
+    different = [(name, a, b) for name, a, b in sizes if a != b]
     words: tuple[str, object, object] | None = different[0] if different else None
     if (
         words is None
@@ -209,12 +228,12 @@ def _check_target(config: HeadConfig, folder: Path, target: ModelInfo, tokenizer
         and trained_shape != its
     ):
         words = ("shape", trained_shape, its)
-    if words is None and (wanted := config.target.get("tokenizer")) and (here := tokenizer()) and wanted != here:
+    if words is None and (wanted := trained_for.get("tokenizer")) and (here := tokenizer()) and wanted != here:
         words = ("tokenizer", wanted, here)
     if words is not None:
-        trained_for = f" (trained for {config.target['name']})" if "name" in config.target else ""
+        named = f" (trained for {trained_for['name']})" if "name" in trained_for else ""
         raise CheckpointError(
-            f"the head {folder}{trained_for} is for {words[0]} {words[1]}, but {target.name} has {words[2]}; use one "
+            f"the head {folder}{named} is for {words[0]} {words[1]}, but {target.name} has {words[2]}; use one "
             "that was trained for this model"
         )
 

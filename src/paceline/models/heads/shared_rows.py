@@ -19,10 +19,19 @@ AT_ONCE: Final = 64
 
 @torch.inference_mode()
 def target_rows(target: HasHead, info: ModelInfo, tokens: torch.Tensor) -> torch.Tensor:
-    """(n, hidden) rows of the tokens (n,), in the target's dtype."""
+    """(n, hidden) rows of the tokens (n,), in the target's dtype, without the head's bias."""
     units = torch.eye(info.hidden_size, device=info.device, dtype=info.dtype)
-    columns = [target.head(block, norm=False)[:, tokens] for block in units.split(AT_ONCE)]
-    return torch.cat(columns).T.contiguous()
+    columns = torch.cat([target.head(block, norm=False)[:, tokens] for block in units.split(AT_ONCE)])
+    bias = target_bias(target, info, tokens)
+    return (columns if bias is None else columns - bias).T.contiguous()
+
+
+@torch.inference_mode()
+def target_bias(target: HasHead, info: ModelInfo, tokens: torch.Tensor) -> torch.Tensor | None:
+    """(n,) what the head adds to the logits of the tokens (n,) whatever the state; None where that is nothing."""
+    zero = torch.zeros(1, info.hidden_size, device=info.device, dtype=info.dtype)
+    bias = target.head(zero, norm=False)[0, tokens]
+    return bias if bool(bias.any()) else None
 
 
 def head_of(target: Runner, name: str) -> HasHead:

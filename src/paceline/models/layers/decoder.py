@@ -62,9 +62,9 @@ class PackedLayer:
     """One layer; takes its weights out of `layer_weights` as it packs them."""
 
     __slots__ = (
-        "_attention", "_attn_norm", "_cross", "_gate", "_heads", "_index", "_mixer", "_mlp_norm", "_o", "_parallel",
-        "_post_attn_norm", "_post_mlp_norm", "_qk_norm", "_qkv", "_residual", "_residual_norms", "_rope", "_rotated",
-        "_shape", "_sinks", "feed_forward",
+        "_attention", "_attn_norm", "_cross", "_gate", "_heads", "_index", "_mixer", "_mixes", "_mlp_norm", "_o",
+        "_parallel", "_post_attn_norm", "_post_mlp_norm", "_qk_norm", "_qkv", "_residual", "_residual_norms", "_rope",
+        "_rotated", "_shape", "_sinks", "feed_forward",
     )  # fmt: skip
 
     def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, layer_weights: OwnWeights) -> None:
@@ -80,14 +80,14 @@ class PackedLayer:
         if spec.parallel:
             self._mlp_norm = self._attn_norm
         self._mixer = None if layer.mixer is None else make_mixer(layer.mixer, layer_weights)
-        self._attention = layer.attention
+        self._attention, self._mixes = layer.attention, layer.attention or layer.mixer is not None
         if layer.attention:
             self._take_attention(spec, shape, layer_weights)
-        self.feed_forward = (
-            layer_weights.mixture()
-            if layer.moe
-            else make_mlp(spec, layer_weights.linear("gate_up"), layer_weights.linear("down"))
-        )
+        self.feed_forward = None
+        if layer.moe:
+            self.feed_forward = layer_weights.mixture()
+        elif layer.mlp:
+            self.feed_forward = make_mlp(spec, layer_weights.linear("gate_up"), layer_weights.linear("down"))
 
     def _take_attention(self, spec: ModelSpec, shape: AttentionShape, layer_weights: OwnWeights) -> None:
         self._sinks = sinks_by_head(layer_weights.take("sinks"), shape) if spec.attention_sinks else None
@@ -113,7 +113,7 @@ class PackedLayer:
         source: SourceAttention | None = None,
         recurrent: RecurrentStep | None = None,
     ) -> None:
-        """Add the outputs of all sub-layers, or of some of them, to x (r, hidden).
+        """Add the outputs of all sub-layers that there are, or of some of them, to x (r, hidden).
 
         Args:
             attention: those of attention, to the source too, and of the mixer. mlp: that of the MLP.
@@ -122,13 +122,13 @@ class PackedLayer:
         """
         beside = self._transformed(x) if mlp and self._parallel else None
         attn_norm, mlp_norm = self._residual_norms
-        if attention:
+        if attention and self._mixes:
             self._add(x, self._mixed(x, step, rotations, added_qkv, recurrent), self._post_attn_norm)
             if attn_norm is not None:
                 x.copy_(attn_norm(x))
             if self._cross is not None and source is not None:
                 self._cross.run(x, source)
-        if mlp:
+        if mlp and self.feed_forward is not None:
             self._add(x, self._transformed(x) if beside is None else beside, self._post_mlp_norm)
             if mlp_norm is not None:
                 x.copy_(mlp_norm(x))
@@ -162,6 +162,7 @@ class PackedLayer:
         return self._o(attended if self._gate is None else attended.mul_(self._gate(normed).sigmoid_()))
 
     def _transformed(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.feed_forward is not None, "a layer without an MLP"
         return self.feed_forward(x if self._mlp_norm is None else self._mlp_norm(x))
 
     def _add(self, x: torch.Tensor, out: torch.Tensor, norm: Map | None) -> None:

@@ -6,14 +6,15 @@ Sources: Attention Is All You Need (arXiv:1706.03762), Whisper (arXiv:2212.04356
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
 from paceline.models.attention.source_attention import EncoderStep
 from paceline.models.layers.decoder import PackedLayer, placement_of
-from paceline.models.layers.linear import RowInvariance
-from paceline.models.layers.own_weights import OwnWeights, Weights, norm_of
+from paceline.models.layers.linear import Map, RowInvariance, multiplied_out
+from paceline.models.layers.own_weights import OwnWeights, Weights, WholeMaps, norm_of
 from paceline.models.layers.positions import relative_biases
 from paceline.models.layers.rope import Rotary
 from paceline.models.spec import ConvolutionSpec, EncoderSpec, ModelSpec, attention_shape
@@ -23,6 +24,20 @@ from paceline.models.state.cross_memory import CrossMemory
 PREFIX = "encoder."
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledParts:
+    """What of an encoder is compiled.
+
+    Attributes:
+        whole: makes the maps of int8 weights, as for `OwnWeights`; by default they multiply the weights out each time,
+            which is little beside products of many rows.
+        attention: of one source, as of `EncoderStep`.
+    """
+
+    whole: WholeMaps = multiplied_out
+    attention: Map | None = None
+
+
 class Encoder:
     """Sources in, what the decoder attends to out; many are read side by side, and none depends on its neighbours.
 
@@ -30,25 +45,34 @@ class Encoder:
         spec: of the whole model.
         weights: canonical ones; those of the encoder, and of what turns its states into the decoder's keys and values,
             are taken out.
+        compiled: what takes the place of PyTorch's operators.
     """
 
-    def __init__(self, spec: ModelSpec, weights: Weights, *, row_invariant: RowInvariance = True) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        *,
+        row_invariant: RowInvariance = True,
+        compiled: CompiledParts = CompiledParts(),
+    ) -> None:
         self._memory_shape, embedding = (-1, 2 * spec.num_kv_heads, spec.head_dim), weights["embed.weight"]
+        shared, whole = (row_invariant, embedding.dtype), compiled.whole
         self._memory_maps = [
-            OwnWeights(weights, f"layers.{i}.", spec, row_invariant, embedding.dtype).linear("cross_kv")
+            OwnWeights(weights, f"layers.{i}.", spec, *shared, whole=whole).linear("cross_kv")
             for i in range(spec.num_layers)
         ]
         own = {name.removeprefix(PREFIX): weights.pop(name) for name in list(weights) if name.startswith(PREFIX)}
         self.spec = _encoder_of(spec)
         model, dtype, device = self.spec.model, embedding.dtype, embedding.device
-        self.shape, self.dtype = attention_shape(model), dtype
+        self.shape, self.dtype, self._attention = attention_shape(model), dtype, compiled.attention
         self._convolutions = [_Convolution(conv, own, number) for number, conv in enumerate(self.spec.convolutions, 1)]
         self._embedding = own.pop("embed.weight", embedding)
         self._scale = torch.tensor(model.embedding_multiplier, dtype=dtype).item()
         self._placement, self._norm = placement_of(model, own, dtype, device), norm_of(model, own, "final_norm")
         self._biases, self._rotary = relative_biases(model, own), Rotary(model.ropes, device, dtype)
         self._layers = [
-            PackedLayer(model, self.shape, i, OwnWeights(own, f"layers.{i}.", model, row_invariant, dtype))
+            PackedLayer(model, self.shape, i, OwnWeights(own, f"layers.{i}.", model, *shared, whole=whole))
             for i in range(model.num_layers)
         ]
 
@@ -68,7 +92,7 @@ class Encoder:
         rows = [len(states) for states in embedded]
         x, at = torch.cat(embedded), [position for count in rows for position in range(count)]
         x = self._placement.apply(x, at)
-        step, rotations = EncoderStep(self.shape, rows, self._biases), self._rotary.at(at, ())
+        step, rotations = EncoderStep(self.shape, rows, self._biases, self._attention), self._rotary.at(at, ())
         for layer in self._layers:
             layer.run(x, step, rotations)
         return list((x if self._norm is None else self._norm(x)).split(rows))

@@ -20,6 +20,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square_(),
 }
 
 
@@ -100,7 +101,7 @@ def _by_sigmoid(
         ranked = _in_best_groups(grouped, best_two, moe.groups[1], -torch.inf)
     chosen = ranked.topk(moe.top_k, -1).indices
     share = shares.gather(1, chosen)
-    if moe.norm_top_k and moe.top_k > 1:
+    if moe.norm_top_k:
         share = share / (share.sum(-1, keepdim=True) + 1e-20)
     return share * moe.scaling, chosen
 

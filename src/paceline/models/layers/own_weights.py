@@ -22,6 +22,8 @@ from paceline.models.layers.linear import (
 from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec
 
 Weights = dict[str, torch.Tensor]
+WholeMaps = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], Map]
+"""Makes a linear map of an int8 weight (out, in), its scales (out,) and its bias (out,), if there is one."""
 
 
 def norm_of(spec: ModelSpec, weights: Weights, name: str) -> Map | None:
@@ -40,16 +42,24 @@ class OwnWeights:
     Args:
         prefix: of the layer's canonical names.
         dtype: of the activations.
+        whole: makes the maps of int8 weights; None: `make_quantized_linear`.
 
     Attributes:
         norm_eps: of the layer's norms.
     """
 
     def __init__(
-        self, weights: Weights, prefix: str, spec: ModelSpec, row_invariant: RowInvariance, dtype: torch.dtype
+        self,
+        weights: Weights,
+        prefix: str,
+        spec: ModelSpec,
+        row_invariant: RowInvariance,
+        dtype: torch.dtype,
+        *,
+        whole: WholeMaps | None = None,
     ) -> None:
         self._weights, self._prefix, self._spec = weights, prefix, spec
-        self._row_invariant, self._dtype = row_invariant, dtype
+        self._row_invariant, self._dtype, self._whole = row_invariant, dtype, whole
         self.norm_eps = spec.norm_eps
 
     def take(self, name: str) -> torch.Tensor:
@@ -113,6 +123,8 @@ class OwnWeights:
     ) -> Map:
         if scale is None:
             return make_linear(weight, bias, row_invariant=self._row_invariant)
+        if self._whole is not None:
+            return self._whole(weight if columns is None else weight[:, columns.to(weight.device)], scale, bias)
         return make_quantized_linear(
             weight, scale, bias, dtype=self._dtype, row_invariant=self._row_invariant, columns=columns
         )

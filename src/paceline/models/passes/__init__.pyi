@@ -1,4 +1,6 @@
 from .base import Passes as Passes
+from .compiled_encoder import attention_agrees as attention_agrees
+from .compiled_encoder import products_agree as products_agree
 from .eager import EagerPasses as EagerPasses
 from .eligibility import machine_lacks as machine_lacks
 from .graphs import ScoringGraphs as ScoringGraphs

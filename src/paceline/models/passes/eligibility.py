@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from paceline.checkpoints import Form
-from paceline.models.mixer_spec import DeltaSpec, Mamba2Spec, ShortConvSpec, SimpleUnitSpec
+from paceline.models.mixer_spec import DeltaSpec, Mamba2Spec, ShortConvSpec
 from paceline.models.spec import ModelSpec
 from paceline.utils import switched_on
 
@@ -39,7 +39,11 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
         whole &= (latent.query_rank or 0) % 32 == 0
     reasons = {
         "the device is not the CPU": device.type == "cpu",
-        "mixers of such sizes": _mixers_fit(spec),
+        "mixers of such kinds and sizes": _mixers_fit(spec),
+        "layers without an MLP, or that are one alone": all(
+            layer.mlp and (layer.attention or layer.mixer is not None) for layer in spec.layers
+        ),
+        "a squared activation": spec.activation != "relu2",
         f"dtype {dtype}": dtype in {torch.float32, torch.bfloat16},
         "a negative attention scale": spec.scale > 0,
         "sizes that do not fill vectors": whole,
@@ -54,15 +58,13 @@ def _mixers_fit(spec: ModelSpec) -> bool:
     """Whether all mixers are of compiled kinds, and fill vectors."""
     plain = spec.norm == "rms" and spec.norm_placement == "pre" and not spec.parallel
     for mixer in (layer.mixer for layer in spec.layers if layer.mixer is not None):
-        shape, whole = mixer.state, True
+        shape, whole = mixer.state, False
         if isinstance(mixer, Mamba2Spec):
             whole = mixer.inner // mixer.norm_groups % 32 == mixer.inner % STRIP == 0
         if isinstance(mixer, DeltaSpec):
-            whole = mixer.value_dim % 32 == mixer.state.channels % STRIP == 0
+            whole = not mixer.in_turn and mixer.value_dim % 32 == mixer.state.channels % STRIP == 0
         if isinstance(mixer, ShortConvSpec):
             whole = mixer.channels % STRIP == 0
-        if isinstance(mixer, SimpleUnitSpec):
-            return False
         sizes = (shape.channels, shape.key_dim, shape.value_dim)
         if not (plain and whole and not shape.by_channel and all(size % 16 == 0 for size in sizes)):
             return False

@@ -4,7 +4,7 @@ Heads grow to whole vectors, and so do the halves of what is rotated: first into
 unrotated, which the wider table leaves as they are, then into zeros. Norms over heads divide by the number of
 dimensions, zeros included; their epsilon and weights make up for that. The inner width of MLPs and experts grows to a
 multiple of 8. The hidden size stays: each of a model's norms and everything that reads its states would have to know.
-Models with latent attention, an encoder or mixers stay as they are.
+Models with latent attention or mixers stay as they are, and so do encoders, whose attention takes heads of any size.
 
 Weights are padded one by one as they are read, before they are rounded: groups of int4 must not cross heads.
 """
@@ -21,8 +21,10 @@ from paceline.models.spec import ModelSpec
 HEAD, INNER = 32, 8
 """What compiled passes want sizes to be multiples of."""
 
-MOST = 1.5
-"""Heads that would grow by more than this factor stay as they are: zeros are multiplied and cached like numbers."""
+MOST = 1.8
+"""Heads that would grow by more than this factor stay as they are: zeros are multiplied and cached like numbers. Those
+of Moonshine tiny grow from 36 dimensions to 64.
+"""
 
 ZERO = -1
 """In lists of rows: one of zeros."""
@@ -31,7 +33,7 @@ ZERO = -1
 def padded_spec(spec: ModelSpec) -> ModelSpec:
     """The spec of the padded model; the same object where nothing is to be padded."""
     head = _up(spec.head_dim, HEAD)
-    if head > MOST * spec.head_dim or spec.latent is not None or spec.encoder is not None or spec.states:
+    if head > MOST * spec.head_dim or spec.latent is not None or spec.states:
         return spec
     share = spec.head_dim / head
     wide = replace(
@@ -53,7 +55,7 @@ def padded(name: str, weight: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
     if not name.startswith("layers."):
         return weight
     _, index, kind = name.split(".", 2)
-    if kind.startswith(("qkv.", "o.weight", "q_norm.", "k_norm.")):
+    if kind.startswith(("qkv.", "o.weight", "q_norm.", "k_norm.", "cross_q.", "cross_kv.", "cross_o.weight")):
         return _padded_heads(kind, weight, spec, _turned(spec, int(index)))
     if kind.startswith(("gate_up.", "shared.gate_up.", "experts.gate_up")):
         return _padded_inner(weight, 1 if kind.startswith("experts.") else 0, parts=2 if spec.gated else 1)
@@ -65,8 +67,10 @@ def padded(name: str, weight: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
 def _padded_heads(kind: str, weight: torch.Tensor, spec: ModelSpec, turned: list[int]) -> torch.Tensor:
     """What has heads as rows, or as columns; queries and keys in the order `turned`, all else in its own."""
     size, plain = spec.head_dim, _filled(list(range(spec.head_dim)), spec)
-    if kind == "o.weight":
+    if kind in {"o.weight", "cross_o.weight"}:
         return _taken(weight, _rows([plain] * spec.num_heads, size), dim=1)
+    if kind.startswith("cross_"):
+        return _taken(weight, _rows([plain] * (len(weight) // size), size))
     if kind.startswith("qkv."):
         heads = [turned] * (spec.num_heads + spec.num_kv_heads) + [plain] * spec.num_kv_heads
         return _taken(weight, _rows(heads, size))

@@ -1,5 +1,6 @@
 from .adapter import Adapter as Adapter
 from .denoiser import NativeDenoiser as NativeDenoiser
+from .encoder_decoder import EncoderDecoderRunner as EncoderDecoderRunner
 from .feature_head import FeatureHead as FeatureHead
 from .grouped import GroupedRunner as GroupedRunner
 from .hydra_plus_head import HydraPlusHead as HydraPlusHead
@@ -11,3 +12,4 @@ from .layer_drafts import resuming_pays as resuming_pays
 from .longrope import native_of as native_of
 from .native import NativeRunner as NativeRunner
 from .recurrent import RecurrentRunner as RecurrentRunner
+from .source_draft import SourceDraftRunner as SourceDraftRunner

@@ -16,15 +16,17 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from paceline.errors import PromptError
+from paceline.checkpoints import Form, form_of
+from paceline.errors import ConfigError, PromptError
 from paceline.models.abilities import check_inputs
 from paceline.models.attention.segments import chunk
 from paceline.models.base import PartAbilities
 from paceline.models.checks import check_extend
 from paceline.models.inputs import NO_INPUTS, Inputs
-from paceline.models.layers.encoder import Encoder
+from paceline.models.layers.encoder import CompiledParts, Encoder
 from paceline.models.layers.own_weights import Weights
 from paceline.models.passes.base import QueriesSource
+from paceline.models.passes.eligibility import fits
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.strict import NOT_STRICT_WITH_SOURCE, strict_unavailable
 from paceline.models.runners.native import NativeRunner
@@ -45,7 +47,8 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         strict, packed and others: as of `NativeRunner`.
 
     Attributes:
-        native: the decoder. encoder: the encoder, by PyTorch's operators.
+        native: the decoder. encoder: the encoder, by PyTorch's operators but for some parts (passes.compiled_encoder).
+        embedding: (v, hidden) table of the decoder's tokens.
         sources_read: how many sources the encoder has read so far.
     Raises:
         ConfigError: strict mode without compiled passes.
@@ -65,8 +68,12 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         strict: bool = False,
         packed: PackedWeights | None = None,
     ) -> None:
+        form, parts = form_of(weights), CompiledParts()
+        if compiled and fits(spec, dtype, device, quantization=form):
+            parts = _compiled_parts(encoder, dtype, form)
         with torch.inference_mode():
-            self.encoder = Encoder(spec, weights, row_invariant="proven" if strict else True)
+            self.encoder = Encoder(spec, weights, row_invariant="proven" if strict else True, compiled=parts)
+        self.embedding = weights["embed.weight"]
         native = self.native = NativeRunner(
             spec, weights, name=name, device=device, dtype=dtype, max_context=max_context, compiled=compiled,
             packed=packed, strict=strict,
@@ -119,7 +126,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
 
     def rows_to_encode(self, cache: CompositeState) -> int:
         """See `EncodesInputs.rows_to_encode`."""
-        part = _source_of(cache)
+        part = source_of(cache)
         if part.memory is None:
             part.memory = self._memories.get(part.inputs.digest)
         return 0 if part.memory is not None else self._rows(part.inputs)
@@ -127,7 +134,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
     @torch.inference_mode()
     def encode(self, caches: Sequence[CompositeState]) -> None:
         """See `EncodesInputs.encode`."""
-        parts = [_source_of(cache) for cache in caches]
+        parts = [source_of(cache) for cache in caches]
         inputs = {part.inputs.digest: part.inputs for part in parts if part.inputs.digest not in self._memories}
         made = self._read([self._tensor(one) for one in inputs.values()])
         self.sources_read += len(made)
@@ -147,7 +154,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
     ) -> torch.Tensor:
         """See `AttendsToSource.attention_to_source`."""
         check_extend(self.info, [cache], [len(tokens)])
-        segment, memory, shape = chunk(cache, len(tokens)), _source_of(cache).read(), attention_shape(self.spec)
+        segment, memory, shape = chunk(cache, len(tokens)), source_of(cache).read(), attention_shape(self.spec)
         queries = self._passes.source_queries(segment, tokens, {layer for layer, _ in heads})
         segment.cache.length += segment.slots
         if segment.recurrent is not None:
@@ -159,6 +166,19 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
             scores = queries[layer][:, group * shape.kv_heads + kv_head].float() @ keys.T * shape.scale
             found.append(scores.softmax(-1))
         return torch.stack(found)
+
+    def memory_of(self, inputs: Inputs) -> CrossMemory:
+        """What the decoder attends to, of a source that some sequence holds; without inputs, of the shortest one.
+
+        Raises:
+            ConfigError: the encoder has not read it, or nobody holds it any more.
+        """
+        if not inputs:
+            return self._shortest
+        memory = self._memories.get(inputs.digest)
+        if memory is None:
+            raise ConfigError(f"{self.info.name} does not hold this source; let it read the source first")
+        return memory
 
     @property
     def sources_held(self) -> int:
@@ -216,5 +236,12 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
         return array
 
 
-def _source_of(cache: CompositeState) -> SourcePart:
+def _compiled_parts(encoder: EncoderSpec, dtype: torch.dtype, quantization: Form | None) -> CompiledParts:
+    """See `compiled_parts`; the compiler is loaded where they run only."""
+    from paceline.models.passes.compiled_encoder import compiled_parts
+
+    return compiled_parts(encoder, dtype, quantization)
+
+
+def source_of(cache: CompositeState) -> SourcePart:
     return next(part for part in cache.others if isinstance(part, SourcePart))

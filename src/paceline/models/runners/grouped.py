@@ -47,7 +47,7 @@ class GroupedRunner(StateOperations[NativeCache]):
         native: runs all passes.
         fuzzy: whether `score` takes the fuzzy pass for nodes behind inputs that were scored before (`computed`).
     Raises:
-        UnsupportedModelError: rotary angles that depend on the text's length.
+        UnsupportedModelError: rotary angles that depend on the text's length, or layers with mixers.
         ConfigError: fewer than four layers.
     """
 
@@ -112,3 +112,5 @@ def _refuse(spec: ModelSpec, name: str) -> None:
         raise UnsupportedModelError(
             f"{name}: its layers cannot run in groups, since its angles depend on the text's length"
         )
+    if spec.states:
+        raise UnsupportedModelError(f"{name}: its layers cannot run in groups, since they keep states of the text")

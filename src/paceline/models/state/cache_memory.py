@@ -37,7 +37,7 @@ LENGTHS = 4
 """Blocks for one place, where not the windows of all sequences fit."""
 
 LEAST_BYTES = 256
-"""What counting a block costs at least, where no layer keeps all keys."""
+"""What counting a block costs at least, where no layer keeps all keys, or any."""
 
 
 STATE_BLOCKS = 32
@@ -88,7 +88,8 @@ class ArenaMemory:
     def block_bytes(self) -> int:
         """Keys and values of one block, all layers."""
         arena, windowed = self._arena, self._arena.windowed
-        return arena.block_bytes + (0 if windowed is None else _place_bytes(windowed))
+        size = arena.block_bytes + (0 if windowed is None else _place_bytes(windowed))
+        return max(size, LEAST_BYTES)
 
     @property
     def state_interval(self) -> int:
@@ -97,7 +98,7 @@ class ArenaMemory:
 
     @property
     def _blocks_of_state(self) -> int:
-        return -(-self.state_bytes // self._arena.block_bytes)
+        return -(-self.state_bytes // max(self._arena.block_bytes, LEAST_BYTES))
 
     @property
     def capacity(self) -> int:

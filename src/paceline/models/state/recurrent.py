@@ -2,8 +2,8 @@
 
 Both are those behind the committed tokens. A pass leaves what it has read beside them: of known tokens the columns and
 the state behind them, which take their place when the pass is done (`advance`); of a root and its tree what each node
-would write, of which `commit` takes what the accepted path has written. So nothing is copied to be taken back, and a
-tensor is never changed once it is there: forks share it.
+would write, of which `commit` takes what the accepted path has written. So nothing is copied to be taken back, and what
+others hold too is never changed (`alone`): forks share it.
 
 A state cannot be computed backwards, nor taken from the middle of a text. So copies are kept of some (`kept`, chosen by
 the engine's prefix cache) and, where asked for, the state behind the last whole block of the text (`border`): a
@@ -34,7 +34,8 @@ class LayerState:
     """What the mixer of one layer keeps.
 
     Attributes:
-        columns: (taps - 1, channels) inputs of the convolution, the newest last, in the model's dtype.
+        columns: (taps - 1, channels) inputs of the convolution, the newest last, in the model's dtype unless they
+            are wide.
         matrices: (heads, key dim, value dim), float32 or float64.
         node_columns: (nodes, channels) of the root and nodes that were scored last. written: by these.
         next: columns and matrices behind a chunk of known tokens.
@@ -51,8 +52,9 @@ class LayerState:
     @classmethod
     def empty(cls, shape: StateShape, dtype: torch.dtype, device: torch.device) -> LayerState:
         """That before the first token."""
-        columns = torch.zeros(shape.taps - 1, shape.channels, dtype=dtype, device=device)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
+        kept = wide if shape.wide else dtype
+        columns = torch.zeros(shape.taps - 1, shape.channels, dtype=kept, device=device)
         matrices = torch.zeros(shape.heads, shape.key_dim, shape.value_dim, dtype=wide, device=device)
         return cls._behind(columns, matrices, nothing_written(matrices, by_channel=shape.by_channel))
 

@@ -45,6 +45,11 @@ class GatedDelta:
 
     def _by_head(self, keys: torch.Tensor) -> torch.Tensor:
         """(rows, value heads, key dim) of length 1, for each value head those of its key head."""
-        heads = keys.reshape(len(keys), self._spec.key_heads, -1)
-        heads = heads * (heads.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()
-        return heads.repeat_interleave(self._spec.value_heads // self._spec.key_heads, 1)
+        heads = of_length_one(keys.reshape(len(keys), self._spec.key_heads, -1))
+        times = self._spec.value_heads // self._spec.key_heads
+        return heads.repeat(1, times, 1) if self._spec.in_turn else heads.repeat_interleave(times, 1)
+
+
+def of_length_one(heads: torch.Tensor) -> torch.Tensor:
+    """Queries or keys (rows, heads, key dim), each divided by its length."""
+    return heads * (heads.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 
 from paceline.models.layers.mixers.gated_delta import GatedDelta
+from paceline.models.layers.mixers.kimi_delta import KimiDelta
+from paceline.models.layers.mixers.light_net import LightNet
+from paceline.models.layers.mixers.mamba import Mamba
 from paceline.models.layers.mixers.mamba2 import Mamba2
 from paceline.models.layers.mixers.short_conv import ShortConv
 from paceline.models.layers.mixers.simple_unit import SimpleUnit
 from paceline.models.layers.mixers.step import RecurrentStep
 from paceline.models.layers.own_weights import OwnWeights
-from paceline.models.mixer_spec import DeltaSpec, MixerSpec, ShortConvSpec, SimpleUnitSpec
+from paceline.models.mixer_spec import (
+    DeltaSpec,
+    KimiDeltaSpec,
+    LightNetSpec,
+    Mamba2Spec,
+    MambaSpec,
+    MixerSpec,
+    ShortConvSpec,
+    SimpleUnitSpec,
+)
 
 
 class Mixer(Protocol):
@@ -22,12 +35,17 @@ class Mixer(Protocol):
         """What it makes of normed states (rows, hidden), as a new tensor; states of layer `layer` are read and left."""
 
 
+KINDS: Mapping[type[Any], Callable[[Any, OwnWeights], Mixer]] = {
+    ShortConvSpec: ShortConv,
+    DeltaSpec: GatedDelta,
+    KimiDeltaSpec: KimiDelta,
+    Mamba2Spec: Mamba2,
+    MambaSpec: Mamba,
+    LightNetSpec: LightNet,
+    SimpleUnitSpec: SimpleUnit,
+}
+
+
 def make_mixer(spec: MixerSpec, weights: OwnWeights) -> Mixer:
     """The mixer of a layer; takes its weights."""
-    if isinstance(spec, ShortConvSpec):
-        return ShortConv(spec, weights)
-    if isinstance(spec, DeltaSpec):
-        return GatedDelta(spec, weights)
-    if isinstance(spec, SimpleUnitSpec):
-        return SimpleUnit(spec, weights)
-    return Mamba2(spec, weights)
+    return KINDS[type(spec)](spec, weights)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from paceline.models.attention.segments import Segment
-from paceline.models.state.recurrence import Recurrence, apply, nothing_written, rows_at_once, state_after
+from paceline.models.attention.segments import Segment, TreeShape
+from paceline.models.state.recurrence import (
+    Recurrence,
+    Written,
+    apply,
+    nothing_written,
+    rows_at_once,
+    state_after,
+)
 from paceline.models.state.recurrent import LayerState, RecurrentPart
+
+AT_ONCE = 64
+"""Rows whose states are held at a time."""
 
 
 class RecurrentStep:
@@ -36,6 +46,19 @@ class RecurrentStep:
             columns: (rows, channels). taps: (taps, channels), that of the row itself last.
         """
         return torch.cat([rows.convolve(layer, columns, taps) for rows in self._rows])
+
+    def log_sums(self, layer: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logarithms of the sums of e^logit over all tokens up to each row, and up to the one before it.
+
+        The layer keeps them in place of a convolution's columns, for two taps.
+
+        Args:
+            logits: (rows, channels), float32 or float64.
+        Returns:
+            Two tensors of that shape; the second is -inf at the first token of a text.
+        """
+        sums, before = zip(*(rows.log_sums(layer, logits) for rows in self._rows), strict=True)
+        return torch.cat(sums), torch.cat(before)
 
     def recur(self, layer: int, new: Recurrence) -> torch.Tensor:
         """(rows, heads, value dim): what each row reads of its state."""
@@ -68,21 +91,45 @@ class _Rows(NamedTuple):
             found.addcmul_(line[places[tap]], taps[tap])
         return found
 
+    def log_sums(self, layer: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        state, new, done = self.part.layers[layer], logits[self.start : self.stop], self.segment.done
+        first = state.columns if self.part.length else torch.full_like(new[:1], -torch.inf)
+        line = torch.cat([first, state.node_columns[:done]])
+        if self.segment.tree is None:
+            line = torch.cat([line[:done], torch.cat([line[done:], new]).logcumsumexp(0)])
+            before = line[done:-1]
+        else:
+            parents = self._tree_places(self.segment.tree, 2)[0]
+            for parent, row in zip(parents.tolist(), new, strict=True):
+                line = torch.cat([line, torch.logaddexp(line[parent], row)[None]])
+            before = line[parents]
+        if self.segment.known:
+            state.next = (line[-1:], state.next[1])
+        else:
+            state.node_columns = line[1:]
+        return line[done + 1 :], before
+
     def _places(self, taps: int) -> list[slice | torch.Tensor]:
         """For each tap, where the rows' columns stand in a line of the committed ones and the nodes'."""
         segment = self.segment
         if segment.tree is None:
             return [slice(tap + segment.done, tap + segment.slots) for tap in range(taps)]
-        depths, sees = segment.tree.depths, segment.tree.sees
+        return list(self._tree_places(segment.tree, taps))
+
+    def _tree_places(self, tree: TreeShape, taps: int) -> torch.Tensor:
+        """(taps, rows): the same for the rows of a tree."""
+        segment, depths, sees = self.segment, tree.depths, tree.sees
         places = np.empty((taps, segment.rows), np.int64)
         for row, node in enumerate(range(segment.done, segment.slots)):
             line = [*range(taps - 1), *(np.flatnonzero(sees[node]) + taps - 1)]
             assert len(line) == taps + depths[node]
             places[:, row] = line[-taps:]
-        return list(torch.from_numpy(places).to(self.sees.device))
+        return torch.from_numpy(places).to(self.sees.device)
 
     def recur(self, layer: int, new: Recurrence) -> torch.Tensor:
         state = self.part.layers[layer]
+        if new.betas is None and new.values.shape[-1] == 1:
+            return self._recur_known_one_by_one(state, new) if self.segment.known else self._recur_by_node(state, new)
         if self.segment.known:
             return self._recur_known(state, new)
         done, outputs = self.segment.done, []
@@ -108,3 +155,46 @@ class _Rows(NamedTuple):
             outputs.append(read)
         state.next = (state.next[0], matrices)
         return torch.cat(outputs)
+
+    def _recur_known_one_by_one(self, state: LayerState, new: Recurrence) -> torch.Tensor:
+        matrices, outputs = state.matrices, []
+        for at in range(0, self.segment.rows, AT_ONCE):
+            part = new.part(at, min(at + AT_ONCE, self.segment.rows))
+            states = states_one_by_one({0: matrices}, part, range(len(part.keys)))
+            matrices = states[-1]
+            outputs.append(torch.einsum("rhk,rhkv->rhv", part.queries, torch.stack(states)))
+        state.next = (state.next[0], matrices)
+        return torch.cat(outputs)
+
+    def _recur_by_node(self, state: LayerState, new: Recurrence) -> torch.Tensor:
+        done, tree = self.segment.done, self.segment.tree
+        written = state.written.first(done)
+        parents = range(done, self.segment.slots) if tree is None else self._tree_places(tree, 2)[0].tolist()
+        behind = {0: state.matrices}
+        for place in {place for place in parents if 0 < place <= done}:
+            path = torch.arange(place) if tree is None else torch.from_numpy(np.flatnonzero(tree.sees[place - 1]))
+            behind[place] = state_after(state.matrices, written.path(path))
+        states = torch.stack(states_one_by_one(behind, new, parents, done))
+        sums = [torch.zeros_like(new.decays[0]), *written.sums]
+        for parent, decays in zip(parents, new.decays, strict=True):
+            sums.append(sums[parent] + decays)
+        state.written = written.and_then(Written(new.keys, new.values, torch.stack(sums[done + 1 :])))
+        return torch.einsum("rhk,rhkv->rhv", new.queries, states)
+
+
+def states_one_by_one(
+    behind: Mapping[int, torch.Tensor], new: Recurrence, parents: Sequence[int], done: int = 0
+) -> list[torch.Tensor]:
+    """The state behind each row, made of that behind another: cheaper than tables of pairs where a head has one value,
+    and each number of its state a decay of its own.
+
+    Args:
+        behind: states by place: 0 for the committed one, i + 1 for row i of those that were read before.
+        parents: places that the rows stand behind; `done` rows were read before.
+    """
+    left, written = new.decays.exp().unsqueeze(-1), new.keys.unsqueeze(-1) * new.values.unsqueeze(-2)
+    states: list[torch.Tensor] = []
+    for row, parent in enumerate(parents):
+        before = behind[parent] if parent <= done else states[parent - done - 1]
+        states.append(torch.addcmul(written[row], left[row], before))
+    return states

@@ -1,0 +1,153 @@
+"""What rounding costs Whisper: the loss of known texts and word errors, in each kind of weights.
+
+usage: speech_errors.py --data FOLDER [--model whisper-base whisper-tiny.en]
+
+Digits spoken by people (`whisper_check.py`, six draws of each speaker) and sentences of espeak-ng in three voices at
+two speeds. Each is read by the encoder of each kind, and by the decoder of the same. Beside these there
+is a control: float32, the encoder's states rounded to three bits of the largest number of each row.
+
+loss    of the text that was spoken, natural logarithm, mean over its tokens, then over recordings
+errors  word error rate, by jiwer, of greedy decoding without times, cut at half again as many tokens as were spoken
+right   recordings understood to the word
+
+Results: `results/speech_errors.json`. Needs espeak-ng and `pip install '.[bench,speech]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jiwer
+import torch
+from common import RESULTS, save
+from real_models import model_folder
+from whisper_check import in_words, recordings, spoken
+
+from paceline import LLM
+from paceline.models import Inputs
+from paceline.speech import LogMel, WhisperTokens, load_audio
+from paceline.tree import EMPTY_TREE
+
+TEXT = (
+    "The ships came back to the harbour in the evening, and everybody went down to look at them. Nobody had expected "
+    "that the weather would change so quickly after the long summer. The captain said that they had seen no land for "
+    "nine days, and that the water had been short. In the morning they will unload the cargo and count what is left."
+)
+KINDS: dict[str, dict[str, str]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "float32", "quantization": "int8"},
+    "int8 and bfloat16": {"dtype": "bfloat16", "quantization": "int8"},
+}
+DRAWS, SPARE = 6, 8
+VOICES, SPEEDS = ("en-us", "en-gb", "en-us+f3"), ("150", "190")
+TEXTS = (
+    TEXT,
+    "She sells seashells by the shore, and the price of a dozen is four dollars and twenty cents.",
+    "Please call me back tomorrow at half past seven, because the meeting on Monday is on the second floor now.",
+    "The quick brown fox jumps over the lazy dog while seven wizards box with a large quartz sphere.",
+    "Rain is expected in the north this afternoon, with strong winds along the coast and little sun.",
+)
+CONTROL, LEVELS = "control", 3
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What was spoken, and the audio."""
+
+    kind: str
+    text: str
+    audio: Any
+
+
+def all_recordings(data: Path) -> Iterator[Recording]:
+    for words, audio in spoken(recordings(data), DRAWS):
+        yield Recording("digits", words, audio)
+    for text in TEXTS:
+        for voice in VOICES:
+            for speed in SPEEDS:
+                command = ["espeak-ng", "--stdout", "-v", voice, "-s", speed, text]
+                sound = subprocess.run(command, capture_output=True, check=True).stdout
+                yield Recording("sentences", text, load_audio(sound))
+
+
+def rounded(states: torch.Tensor) -> torch.Tensor:
+    """Rows with few different numbers."""
+    step = states.abs().amax(-1, keepdim=True) / LEVELS
+    return (states / step).round() * step
+
+
+class Listener:
+    """A model of one kind, the encoder's states rounded where it is the control."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        llm = LLM(folder, speculative_config=None, threads=1, **KINDS.get(kind, KINDS["float32"]))
+        self._runner: Any = llm.runner
+        self._mel, self._ids, self._tokenizer = LogMel.load(folder), WhisperTokens.load(folder), llm.tokenizer
+        no_times = self._ids.first_timestamp - 1
+        self._prompt = [*self._ids.prompt(language="en" if self._ids.multilingual else None), no_times]
+        if kind == CONTROL:
+            run = self._runner.encoder.run
+            self._runner.encoder.run = lambda sources: [rounded(states) for states in run(sources)]
+
+    def hear(self, recording: Recording) -> tuple[float, str]:
+        """The loss of the text, and what is understood, in words."""
+        runner = self._runner
+        cache = runner.open(0, Inputs(features={"input_features": self._mel.window(recording.audio)}))
+        runner.encode([cache])
+        tokens = self._tokenizer.encode(f" {recording.text}", add_special_tokens=False)
+        beside = runner.fork(cache)
+        logits = runner.extend([beside], [[*self._prompt, *tokens]], all_logits=True).logits.float()
+        runner.release(beside)
+        chances = logits.log_softmax(-1)[len(self._prompt) - 1 : -1]
+        loss = -float(chances.gather(1, torch.tensor(tokens)[:, None]).mean())
+        found = self._decoded(cache, len(tokens) * 3 // 2 + SPARE)
+        runner.release(cache)
+        return loss, in_words(self._tokenizer.decode([token for token in found if token < self._ids.end]))
+
+    def _decoded(self, cache: Any, most: int) -> list[int]:
+        scores, found = self._runner.extend([cache], [self._prompt]), list[int]()
+        while len(found) < most and (token := int(scores.logits[-1].argmax())) != self._ids.end:
+            found.append(token)
+            scores = self._runner.score([cache], [token], [EMPTY_TREE])
+            self._runner.commit([cache], [[]])
+        return found
+
+
+def measured(listener: Listener, audios: list[Recording]) -> dict[str, Any]:
+    """Kind of recording -> loss, errors and how many are right."""
+    heard = [listener.hear(one) for one in audios]
+    found: dict[str, Any] = {}
+    for kind in dict.fromkeys(one.kind for one in audios):
+        of_kind = [(in_words(one.text), *result) for one, result in zip(audios, heard, strict=True) if one.kind == kind]
+        said, losses, words = map(list, zip(*of_kind, strict=True))
+        found[kind] = {
+            "recordings": len(said), "loss": sum(losses) / len(said), "errors": jiwer.wer(said, words),
+            "right": sum(one == other for one, other in zip(said, words, strict=True)),
+        }  # fmt: skip
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of published data")
+    parser.add_argument("--model", nargs="+", default=["whisper-base"], choices=("whisper-base", "whisper-tiny.en"))
+    parser.add_argument("--folder", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    audios, result = list(all_recordings(given.data)), dict[str, Any]()
+    for name in given.model:
+        for kind in (*KINDS, CONTROL):
+            one = measured(Listener(model_folder(name), kind), audios)
+            result.setdefault(name, {})[kind] = one
+            print(name, kind, one, flush=True)
+    save("speech_errors", result, given.folder)
+
+
+if __name__ == "__main__":
+    main()

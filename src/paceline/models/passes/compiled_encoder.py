@@ -1,0 +1,66 @@
+"""What of an encoder is compiled for this CPU, where that is faster than PyTorch's operators, which run all else.
+
+These are products with int8 weights (models.cpu.products) and, of models in bfloat16 or with such weights, attention in
+products of bfloat16 (models.cpu.two_sided). Products of float32 and bfloat16 are as fast in PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from paceline.checkpoints import Form, quantize_rows
+from paceline.models.cpu.pages import Pages
+from paceline.models.cpu.processor import has_fast_bfloat
+from paceline.models.cpu.products import WholeProduct
+from paceline.models.cpu.two_sided import TwoSidedAttention
+from paceline.models.layers.encoder import CompiledParts
+from paceline.models.layers.linear import Map, multiplied_out
+from paceline.models.layers.own_weights import WholeMaps
+from paceline.models.spec import EncoderSpec, ModelSpec, attention_shape
+
+
+def compiled_parts(encoder: EncoderSpec, dtype: torch.dtype, quantization: Form | None) -> CompiledParts:
+    """What is compiled of an encoder, as far as a comparison gives the right numbers here."""
+    whole: WholeMaps = multiplied_out
+    if quantization is not None and products_agree():
+        whole = functools.partial(WholeProduct, pages=Pages())
+    short = dtype is torch.bfloat16 or quantization is not None
+    return CompiledParts(whole, _attention(encoder.model) if short else None)
+
+
+def _attention(model: ModelSpec) -> Map | None:
+    if model.relative_bias is not None or model.head_dim % 32 or not attention_agrees():
+        return None
+    shape = attention_shape(model)
+    return TwoSidedAttention(shape.heads, shape.kv_heads, shape.head_dim, shape.scale)
+
+
+@functools.cache
+def products_agree() -> bool:
+    """Whether compiled products are those of the weights that whole numbers stand for."""
+    weight, x = _random(80, 48), _random(7, 48)
+    whole, scale = quantize_rows(weight)
+    wanted = x.double() @ (whole.double() * scale[:, None]).T
+    return _near(WholeProduct(whole, scale, None, pages=Pages())(x), wanted)
+
+
+@functools.cache
+def attention_agrees() -> bool:
+    """Whether the processor has a fast instruction for compiled attention, and that is PyTorch's."""
+    if not has_fast_bfloat():
+        return False
+    qkv = _random(70, 4 * 32).view(70, 4, 32)
+    queries, keys, values = (part.transpose(0, 1)[None] for part in qkv.double().split((2, 1, 1), 1))
+    keys, values = (part.expand_as(queries) for part in (keys, values))
+    wanted = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, scale=0.2)[0]
+    return _near(TwoSidedAttention(2, 1, 32, 0.2)(qkv), wanted.transpose(0, 1).flatten(1))
+
+
+def _random(rows: int, columns: int) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
+
+
+def _near(ours: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return float((ours.double() - wanted).norm()) < 0.02 * float(wanted.norm())
