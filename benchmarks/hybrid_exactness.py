@@ -51,11 +51,9 @@ from transformers.utils import logging
 from paceline import LLM, SamplingParams
 from paceline.models.layers.mixers import step
 from paceline.models.passes import mixer_tables
-from paceline.models.state.recurrent import LayerState, RecurrentPart
+from paceline.models.state import recurrent
 from paceline.verifiers import recursive_rejection
-from paceline.verify import Agreement, differences, first_difference, plain_from
-from paceline.verify.sampling_test import uniform_test
-from paceline.verify.tokens import Sampling
+from paceline.verify import Agreement, Sampling, differences, first_difference, plain_from, uniform_test
 
 SIZES = {"hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 6, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False}
@@ -341,7 +339,7 @@ def _chances(model: Any, ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor
 def left(family: Family) -> dict[str, int]:
     """States of mixers that anything still holds, and blocks of keys in use."""
     gc.collect()
-    states = sum(type(one) is LayerState for one in gc.get_objects())
+    states = sum(type(one) is recurrent.LayerState for one in gc.get_objects())
     return {"states": states, "blocks": family.llm.runner.memory.used}
 
 
@@ -364,10 +362,10 @@ def memory(family: Family, requests: int) -> dict[str, Any]:
 def uncommitted() -> Iterator[None]:
     """States forget what was accepted."""
 
-    def counting(part: RecurrentPart, path: Sequence[int]) -> None:
+    def counting(part: recurrent.RecurrentPart, path: Sequence[int]) -> None:
         part.length, part.scored = part.length + 1 + len(path), 0
 
-    with patch.object(RecurrentPart, "commit", counting):
+    with patch.object(recurrent.RecurrentPart, "commit", counting):
         yield
 
 
@@ -402,13 +400,13 @@ def no_residual() -> Iterator[None]:
 @contextmanager
 def held() -> Iterator[None]:
     """Something keeps what sequences give back."""
-    keeps, release = list[Any](), RecurrentPart.release
+    keeps, release = list[Any](), recurrent.RecurrentPart.release
 
-    def keeping(part: RecurrentPart) -> None:
+    def keeping(part: recurrent.RecurrentPart) -> None:
         keeps.append(part.layers)
         release(part)
 
-    with patch.object(RecurrentPart, "release", keeping):
+    with patch.object(recurrent.RecurrentPart, "release", keeping):
         yield
 
 

@@ -137,7 +137,7 @@ def test_states_alone_are_copied(family: str, monkeypatch: pytest.MonkeyPatch) -
         history.feed(tokens)
         assert copied_bytes(history) == (state_bytes(history), state_bytes(history))
         with monkeypatch.context() as patch:
-            patch.setattr(transformers_cache, "_own_layer", copy.deepcopy)
+            patch.setattr(transformers_cache, "own_layer", copy.deepcopy)
             counts.append(copied_bytes(history))
         assert min(counts[-1]) > state_bytes(history)
     assert counts[0] < counts[1]
@@ -159,7 +159,7 @@ def test_a_state_that_is_not_copied_and_keys_that_are_not_cropped_show(
 
     assert off() < 1e-4
     with monkeypatch.context() as patch:
-        patch.setattr(transformers_cache, "_own_layer", copy.copy)
+        patch.setattr(transformers_cache, "own_layer", copy.copy)
         assert off() > 1e-3
     monkeypatch.setattr(DynamicLayer, "crop", lambda *_: None)
     assert off() > 1e-3

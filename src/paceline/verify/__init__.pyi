@@ -3,6 +3,7 @@ from .proof import claimed_class as claimed_class
 from .proof import plain_from as plain_from
 from .proof import verify as verify
 from .sampling_test import SamplingTest as SamplingTest
+from .sampling_test import uniform_test as uniform_test
 from .tokens import APPROXIMATE as APPROXIMATE
 from .tokens import IN_DISTRIBUTION as IN_DISTRIBUTION
 from .tokens import TIE_UNITS as TIE_UNITS
@@ -10,6 +11,7 @@ from .tokens import UP_TO_NEAR_TIES as UP_TO_NEAR_TIES
 from .tokens import Agreement as Agreement
 from .tokens import Difference as Difference
 from .tokens import Pair as Pair
+from .tokens import Sampling as Sampling
 from .tokens import baseline_pairs as baseline_pairs
 from .tokens import compare_pairs as compare_pairs
 from .tokens import differences as differences

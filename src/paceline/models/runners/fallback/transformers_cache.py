@@ -259,7 +259,7 @@ def before_drafts(cache: Any) -> Any:
 
     if type(cache) is not DynamicCache:
         return copy.deepcopy(cache)
-    kept = [_own_layer(layer) for layer in cache.layers]
+    kept = [own_layer(layer) for layer in cache.layers]
     for number, layer in enumerate(kept):
         if type(layer) in _layer_kinds().cropped:
             kept[number] = None
@@ -293,7 +293,7 @@ def own_cache(cache: Any) -> Any:
     if type(cache) is not DynamicCache:
         return copy.deepcopy(cache)
     other = copy.copy(cache)
-    other.layers = [_own_layer(layer) for layer in cache.layers]
+    other.layers = [own_layer(layer) for layer in cache.layers]
     return other
 
 
@@ -329,7 +329,7 @@ def _layer_kinds() -> _LayerKinds:
     )
 
 
-def _own_layer(layer: Any) -> Any:
+def own_layer(layer: Any) -> Any:
     """A copy of one layer's cache that shares keys and values alone; of an unknown class a copy of everything."""
     kinds, kind = _layer_kinds(), type(layer)
     if kind in kinds.cropped or kind in kinds.windowed:
