@@ -292,20 +292,22 @@ def test_every_family_runs_the_model_that_its_small_weights_stand_for(folders: A
     small = {key: value.float() for key, value in dequantized(quantize(read, native.spec, form)).items()}
     untied = replace(native.spec, tied=False)
     want = logits(type(runner)(untied, small, name="t", device=CPU, dtype=torch.float32, compiled=False))
-    assert near(logits(runner), want)
+    amplified = any(state.heads for state in spec.states.values())  # rounded activations, by a recurrence
+    assert near(logits(runner), want, 2e-2 if amplified else 2e-3)
     dense = logits(type(runner)(spec, plain, name="t", device=CPU, dtype=torch.float32, compiled=False))
-    assert not near(dense, want)
+    assert not near(dense, want, 2e-2 if amplified else 2e-3)
     cache = runner.open()
     runner.extend([cache], [IDS[:30]])
     tree = runner.score([cache], [IDS[30]], [TREE]).logits
     for token, row in ((IDS[30], 0), (70, 1), (73, 4)):
-        assert near(tree[row], runner.score([cache], [token], [EMPTY_TREE]).logits[0])
+        one = runner.score([cache], [token], [EMPTY_TREE]).logits[0]
+        assert near(tree[row], one, 2e-2 if amplified else 2e-3)
         runner.commit([cache], [()])
     assert not near(tree[3], tree[4])
 
 
-def near(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool((a - b).abs().max() < 2e-3 * b.std())
+def near(a: torch.Tensor, b: torch.Tensor, share: float = 2e-3) -> bool:
+    return bool((a - b).abs().max() < share * b.std())
 
 
 def logits(runner: Runner) -> torch.Tensor:
