@@ -60,17 +60,36 @@ SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_em
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 DELTA = {"head_dim": 128, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32}
 DELTA |= {"linear_value_head_dim": 32, "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-EXPERTS |= {"shared_expert_intermediate_size": 48}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+EXPERTS = MOE | {"shared_expert_intermediate_size": 48}
+LFM2 = {"layer_types": ["conv", "conv", "full_attention"] * 2, "conv_L_cache": 3}
 MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_d_head": 32, "mamba_chunk_size": 16}
 GRANITE = {"layer_types": ["mamba", "mamba", "attention"] * 2, "shared_intermediate_size": 160}
+MAMBA = {"intermediate_size": 256, "state_size": 16, "time_step_rank": 8}
+JAMBA = {"attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 0}
+JAMBA |= {"mamba_d_state": 16}
+NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 2, "head_dim": 32}
+NEMOTRON |= {"chunk_size": 16, "time_step_min": 1e-30}  # below which transformers takes no step in longer passes
+NEMOTRON |= {"layers_block_type": ["linear_attention", "mlp", "full_attention"] * 2}
+KIMI = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "q_lora_rank": None}
+KIMI |= {"num_experts": 4, "moe_intermediate_size": 48, "num_shared_experts": 1, "num_expert_group": 2}
+KIMI |= {"topk_group": 1, "num_experts_per_token": 2, "num_key_value_heads": 4, "linear_head_dim": 16}
+KIMI |= {"linear_num_heads": 2, "linear_conv_kernel_dim": 4}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    "lfm2": {"layer_types": ["conv", "conv", "full_attention"] * 2, "conv_L_cache": 3},
+    "lfm2": LFM2,
     "qwen3_next": DELTA | EXPERTS,
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA | EXPERTS,
     "granitemoehybrid": MAMBA2 | GRANITE | {"num_local_experts": 0},
     "falcon_h1": MAMBA2 | {"mamba_d_ssm": 256},
+    "lfm2_moe": LFM2 | MOE | {"num_dense_layers": 1},
+    "bamba": MAMBA2 | {"attn_layer_indices": [2, 5]},
+    "jamba": JAMBA | MOE,
+    "nemotron_h": NEMOTRON,
+    "kimi_linear": KIMI | {"layer_types": DELTA["layer_types"]},
+    "mamba": MAMBA,
+    "falcon_mamba": MAMBA,
+    "mamba2": {"num_heads": 8, "head_dim": 32, "state_size": 16, "n_groups": 2, "chunk_size": 16},
 }
 """Families by `model_type`, and what their configurations have beside `SIZES`."""
 
