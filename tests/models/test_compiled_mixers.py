@@ -157,6 +157,17 @@ def test_short_convolutions_keep_a_rows_bits(load: Load) -> None:
     assert not what_varies(runner)
 
 
+def test_operators_carry_states_through_pieces_of_a_pass(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strict passes of PyTorch's operators take so many rows at a time."""
+    monkeypatch.setenv("PACELINE_COMPILED", "0")
+    _, wanted = read(load("lfm2-wide", compiled=False), TEXT)
+    runner: Any = load_runner(load("lfm2-wide").info.name, exactness="strict")
+    assert runner.info.passes == "strict operators"
+    assert runner.native.passes.most_rows < len(TEXT)
+    _, found = read(runner, TEXT)
+    assert distance(found, wanted) < 1e-3
+
+
 def test_strict_mode_names_what_it_is_not_there_for(load: Load) -> None:
     with pytest.raises(ConfigError, match=r"not available for .*recurrent states are summed in another order"):
         load("qwen3_5_text-wide", exactness="strict")

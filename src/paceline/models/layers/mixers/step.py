@@ -17,7 +17,7 @@ from paceline.models.state.recurrence import (
     rows_at_once,
     state_after,
 )
-from paceline.models.state.recurrent import LayerState, RecurrentPart
+from paceline.models.state.recurrent import LayerState, Pair, RecurrentPart
 
 AT_ONCE = 64
 """Rows whose states are held at a time."""
@@ -77,10 +77,20 @@ class _Rows(NamedTuple):
     def stop(self) -> int:
         return self.start + self.segment.rows
 
+    @property
+    def done(self) -> int:
+        """Rows before these that are not committed, and can be gone on from."""
+        return 0 if self.segment.known else self.segment.done
+
+    def before(self, state: LayerState) -> Pair:
+        """Columns and matrices behind which the rows stand; of known tokens in pieces, those of the last piece."""
+        carried = self.segment.known and self.segment.done
+        return state.next if carried else (state.columns, state.matrices)
+
     def convolve(self, layer: int, columns: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
         state, new = self.part.layers[layer], columns[self.start : self.stop]
-        nodes = torch.cat([state.node_columns[: self.segment.done], new])
-        line = torch.cat([state.columns, nodes])
+        nodes = torch.cat([state.node_columns[: self.done], new])
+        line = torch.cat([self.before(state)[0], nodes])
         if self.segment.known:
             state.next = (line[len(line) - len(state.columns) :], state.next[1])
         else:
@@ -92,8 +102,9 @@ class _Rows(NamedTuple):
         return found
 
     def log_sums(self, layer: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        state, new, done = self.part.layers[layer], logits[self.start : self.stop], self.segment.done
-        first = state.columns if self.part.length else torch.full_like(new[:1], -torch.inf)
+        state, new, done = self.part.layers[layer], logits[self.start : self.stop], self.done
+        behind = self.part.length or self.segment.done > done
+        first = self.before(state)[0] if behind else torch.full_like(new[:1], -torch.inf)
         line = torch.cat([first, state.node_columns[:done]])
         if self.segment.tree is None:
             line = torch.cat([line[:done], torch.cat([line[done:], new]).logcumsumexp(0)])
@@ -111,10 +122,10 @@ class _Rows(NamedTuple):
 
     def _places(self, taps: int) -> list[slice | torch.Tensor]:
         """For each tap, where the rows' columns stand in a line of the committed ones and the nodes'."""
-        segment = self.segment
-        if segment.tree is None:
-            return [slice(tap + segment.done, tap + segment.slots) for tap in range(taps)]
-        return list(self._tree_places(segment.tree, taps))
+        done, rows, tree = self.done, self.segment.rows, self.segment.tree
+        if tree is None:
+            return [slice(tap + done, tap + done + rows) for tap in range(taps)]
+        return list(self._tree_places(tree, taps))
 
     def _tree_places(self, tree: TreeShape, taps: int) -> torch.Tensor:
         """(taps, rows): the same for the rows of a tree."""
@@ -145,7 +156,7 @@ class _Rows(NamedTuple):
 
     def _recur_known(self, state: LayerState, new: Recurrence) -> torch.Tensor:
         """Known tokens: piece by piece, each behind the state that the one before has left."""
-        matrices, outputs, at_once = state.matrices, [], rows_at_once(new, 0)
+        matrices, outputs, at_once = self.before(state)[1], [], rows_at_once(new, 0)
         nothing = nothing_written(matrices, by_channel=new.decays.shape[-1] > 1)
         below = torch.ones(at_once, at_once, dtype=torch.bool, device=self.sees.device).tril()
         for at in range(0, self.segment.rows, at_once):
@@ -157,7 +168,7 @@ class _Rows(NamedTuple):
         return torch.cat(outputs)
 
     def _recur_known_one_by_one(self, state: LayerState, new: Recurrence) -> torch.Tensor:
-        matrices, outputs = state.matrices, []
+        matrices, outputs = self.before(state)[1], []
         for at in range(0, self.segment.rows, AT_ONCE):
             part = new.part(at, min(at + AT_ONCE, self.segment.rows))
             states = states_one_by_one({0: matrices}, part, range(len(part.keys)))
