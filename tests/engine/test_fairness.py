@@ -293,3 +293,18 @@ def test_long_prompts_are_read_in_short_pieces_while_another_waits_or_may_come(m
         assert shares.prefill_quota(512) == several
         now += 20.0
         assert shares.prefill_quota(512) == 512
+
+
+@pytest.mark.parametrize(("step", "token", "quota"), [(3e-4, 5e-5, 24), (8e-3, 5e-5, 200), (3e-4, 2e-3, 16)])
+def test_a_piece_of_a_prompt_takes_no_more_than_a_few_decoding_steps(step: float, token: float, quota: int) -> None:
+    """Of a small model, whose others wait for it; a larger one reads as much as before (the control)."""
+    shares = Shares()
+    shares.turn({"a": 16})
+    shares.count({"a": 512}, 512 * token, {}, 0.0)
+    for _ in range(2):  # the second finds that b has its first token
+        shares.turn({"a": 16, "b": 1})
+        shares.count({}, 0.0, {"b": Decoded(1, 1)}, step)
+    shares.turn({"a": 16, "b": 1})
+    assert shares.prefill_quota(512) == pytest.approx(quota, abs=1)
+    shares.turn({"a": 16})
+    assert shares.prefill_quota(512) == pytest.approx(quota, abs=1), "b may come again"

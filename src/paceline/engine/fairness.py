@@ -33,6 +33,9 @@ SMALLER: Final = 0.3
 QUOTA_SECONDS: Final = 0.01
 """That reading an owner's prompts may take in a step, about, while another waits, or may come at any moment."""
 
+QUOTA_STEPS: Final = 4
+"""As many decoding steps may it take at most, which is less for a small model: who waits for it decodes soon again."""
+
 FIRST_SECONDS: Final = 0.05
 """The same of an owner that waits for its first token, whose prompt is read at one go if it is short."""
 
@@ -130,6 +133,7 @@ class Shares:
         self._shared = -RECENT  # when there were several last
         self._quota_seconds = QUOTA_SECONDS
         self._reading = 0.0  # about the seconds that a token of a prompt takes
+        self._decoding = 0.0  # about the seconds of a decoding step
         self._new: set[str] = set()  # owners who have come and have no token yet
         self._due: dict[str, float] = {}  # seconds by which each has had less than its share, also who has gone
         self._here: dict[str, float] = {}  # weights of the shares of those whose sequences run
@@ -152,6 +156,7 @@ class Shares:
             elif owner not in self._here:
                 self._due.setdefault(owner, BURST)
                 self._new.add(owner)
+        self._quota_seconds = min(QUOTA_SECONDS, QUOTA_STEPS * self._decoding or QUOTA_SECONDS)
         fewest = min(sizes.values(), default=0)
         self._here = {owner: SMALLER if size >= FLOOD * fewest else 1.0 for owner, size in sizes.items()}
         if not owners:
@@ -161,8 +166,8 @@ class Shares:
             return owners
         self._new &= owners
         new = [owner for owner in owners if owner in self._new and self._due[owner] > -LOAN]
-        self._quota_seconds = FIRST_SECONDS if new else QUOTA_SECONDS
         if new:
+            self._quota_seconds = FIRST_SECONDS
             return new
         due = [owner for owner in owners if self._due[owner] > 0.0]
         if due:
@@ -188,6 +193,8 @@ class Shares:
             decoded: by owner, and seconds of the decoding step.
         """
         self._new -= decoded.keys()
+        if decoded:
+            self._decoding = mean(self._decoding, decoding)
         if len(decoded) == 1:
             self._learn(next(iter(decoded.values())), decoding)
         tokens, share = sum(read.values()), (reading + decoding) / (sum(self._here.values()) or 1.0)
