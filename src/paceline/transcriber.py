@@ -394,7 +394,7 @@ class Transcriber:
                 avg_logprob=average_logprob(rule, window.logits, sampled, tokens),
                 no_speech_prob=silence,
             )
-            if not params.thresholds.is_doubtful(attempt):
+            if params.thresholds.is_last(attempt, attempts):
                 return attempt, temperature
             attempts.append(attempt)
         return params.thresholds.best(attempts), temperature

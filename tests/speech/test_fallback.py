@@ -29,9 +29,20 @@ def test_of_doubtful_attempts_the_surest_is_kept() -> None:
     assert Thresholds().best([UNSURE, worse]) == UNSURE
     assert Thresholds().best([worse, UNSURE]) == UNSURE
     sure_of_a_loop = replace(REPEATING, avg_logprob=-0.1)
-    assert Thresholds().best([sure_of_a_loop, worse]) == worse, "it does not repeat itself"
+    assert Thresholds().best([sure_of_a_loop, worse]) == sure_of_a_loop, "it may have been said"
     assert Thresholds().best([sure_of_a_loop, replace(sure_of_a_loop, avg_logprob=-2.0)]) == sure_of_a_loop
-    assert Thresholds(compression_ratio=None).best([sure_of_a_loop, worse]) == sure_of_a_loop
+
+
+def test_a_hot_draw_is_no_silence_where_the_model_was_sure_before() -> None:
+    """A sentence said again and again is doubtful at every temperature, until noise is drawn."""
+    thresholds, repeated = Thresholds(), replace(REPEATING, avg_logprob=-0.15, no_speech_prob=0.68)
+    noise = replace(SILENT, temperature=1.0, avg_logprob=-3.4, no_speech_prob=0.68)
+    assert thresholds.is_silent(noise)
+    assert thresholds.is_last(noise, [])
+    assert thresholds.is_last(noise, [replace(noise, temperature=0.0)])
+    assert not thresholds.is_last(noise, [repeated])
+    assert thresholds.best([repeated, noise]) == repeated
+    assert thresholds.is_last(FINE, [repeated])
 
 
 def test_thresholds_can_be_turned_off() -> None:

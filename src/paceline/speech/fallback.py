@@ -77,13 +77,17 @@ class Thresholds:
             return False
         return unsure or (self.compression_ratio is not None and attempt.compression_ratio > self.compression_ratio)
 
-    def best(self, attempts: Sequence[Attempt]) -> Attempt:
-        """Of attempts that are all doubtful the surest: of those that heard something, and of these those that do not
-        repeat themselves, if there are any.
-
-        The published code keeps the last one, which is often worse: it is drawn at the highest temperature.
+    def is_last(self, attempt: Attempt, before: Sequence[Attempt]) -> bool:
+        """No further attempt is needed. What is drawn at a high temperature is no sign of silence where an attempt
+        before it was sure of its text: who repeats a sentence is not silent.
         """
-        most = self.compression_ratio
-        heard = [attempt for attempt in attempts if not self.is_silent(attempt)] or attempts
-        plain = [attempt for attempt in heard if most is None or attempt.compression_ratio <= most]
-        return max(plain or heard, key=lambda attempt: attempt.avg_logprob)
+        heard = any(not self.is_silent(one) for one in before)
+        return not self.is_doubtful(attempt) and not (heard and self.is_silent(attempt))
+
+    def best(self, attempts: Sequence[Attempt]) -> Attempt:
+        """Of attempts none of which was the last the surest.
+
+        The published code keeps the last one, which is often worse: it is drawn at the highest temperature. A text that
+        repeats itself may be what was said.
+        """
+        return max(attempts, key=lambda attempt: attempt.avg_logprob)
