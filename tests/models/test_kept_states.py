@@ -209,10 +209,10 @@ def _leaks(points: int) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside __del__
 def test_an_interrupt_leaks_nothing() -> None:
-    assert _leaks(60) == []
+    assert _leaks(30) == []
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_without_recounting_it_would_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.models.state.block_pool.BlockPool.recount", lambda self: None)
-    assert _leaks(30) != []
+    assert _leaks(15) != []

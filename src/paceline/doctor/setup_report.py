@@ -30,7 +30,7 @@ def about(llm: LLM, facts: SetupFacts) -> Iterator[tuple[str, str]]:
     yield "paceline", f"{__version__}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
     processor = platform.processor() or platform.machine()
     if passes is not None:
-        processor = f"{passes.processor}, {passes.instructions or 'no instructions that compiled passes use'}"
+        processor = f"{passes.processor}, {passes.instructions or 'this model uses none of its instructions'}"
     yield "processor", f"{processor}; {machine.cores} cores, {machine.threads} threads"
     total, free = machine.memory_total / 1e9, machine.memory_available / 1e9
     yield "memory", f"{total:.1f} GB, {free:.1f} GB free"
