@@ -13,7 +13,9 @@ import tiny_encoder_decoder as tiny
 import torch
 
 from paceline import LLM, PromptError, SamplingParams
+from paceline.assembly import find_exactness
 from paceline.engine.plain_loop import decode_plainly
+from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
 from paceline.models import Inputs
 
@@ -193,6 +195,13 @@ def test_wrong_prompts_are_named(prompt: Any, message: str, pair: tuple[Any, Pat
     llm = LLM(pair[1], dtype="float32", speculative_config=None)
     with pytest.raises(PromptError, match=message):
         llm.generate(prompt, GREEDY)
+
+
+def test_near_ties_have_a_reason_of_their_own(pair: tuple[Any, Path]) -> None:
+    runner = LLM(pair[1]).runner
+    assert "self-test does not cover models that read a source" in str(find_exactness(runner, "auto"))
+    with pytest.raises(ConfigError, match="self-test does not cover models that read a source"):
+        find_exactness(runner, "strict")
 
 
 def test_models_without_an_encoder_say_so() -> None:

@@ -41,6 +41,9 @@ class Exactness:
         return "strict, proven by self-test" if self.reason is None else f"up to near ties ({self.reason})"
 
 
+NOT_TESTED_WITH_SOURCE = "its self-test does not cover models that read a source"
+
+
 def find_exactness(runner: Runner, requested: str) -> Exactness:
     """What holds for a loaded model.
 
@@ -58,7 +61,8 @@ def find_exactness(runner: Runner, requested: str) -> Exactness:
 def _reason(runner: Runner) -> str | None:
     native = native_of(runner)
     if native is None:
-        return NOT_STRICT_IN_TRANSFORMERS
+        reads_source = bool(runner.info.source) and runner.info.passes != "transformers"
+        return NOT_TESTED_WITH_SOURCE if reads_source else NOT_STRICT_IN_TRANSFORMERS
     if (known := why_not_strict(native.spec, native.info.device)) is not None:
         return known
     if not native.passes.row_invariant:
