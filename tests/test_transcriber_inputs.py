@@ -66,8 +66,8 @@ def test_encoder_decoder_models_do_not_embed(llm: LLM) -> None:
 
 
 def test_a_window_that_was_heard_is_not_silent() -> None:
-    """A sure text that repeats itself is kept before an unsure one in a window that might be silent; of texts that were
-    heard those that do not repeat themselves come first (the control).
+    """A sure text that repeats itself is kept before an unsure one in a window that might be silent; one that is not
+    doubtful comes first (the control).
     """
 
     def attempt(text: str, avg_logprob: float, no_speech: float) -> Attempt:

@@ -85,9 +85,10 @@ class Thresholds:
         return not self.is_doubtful(attempt) and not (heard and self.is_silent(attempt))
 
     def best(self, attempts: Sequence[Attempt]) -> Attempt:
-        """Of attempts none of which was the last the surest.
+        """Of attempts none of which was the last the surest; first of those that are not doubtful, if there are any.
 
         The published code keeps the last one, which is often worse: it is drawn at the highest temperature. A text that
-        repeats itself may be what was said.
+        repeats itself may be what was said, and is better than another that the model is unsure of.
         """
-        return max(attempts, key=lambda attempt: attempt.avg_logprob)
+        fine = [attempt for attempt in attempts if not self.is_doubtful(attempt) and not self.is_silent(attempt)]
+        return max(fine or attempts, key=lambda attempt: attempt.avg_logprob)
