@@ -13,7 +13,6 @@ from models import checkpoints
 
 from paceline.errors import ConfigError
 from paceline.models import load_runner
-from paceline.models.cpu import recurrences
 from paceline.models.runners import native_of, what_varies
 from paceline.tree import TokenTree
 
@@ -171,7 +170,3 @@ def test_operators_carry_states_through_pieces_of_a_pass(load: Load, monkeypatch
 def test_strict_mode_names_what_it_is_not_there_for(load: Load) -> None:
     with pytest.raises(ConfigError, match=r"not available for .*recurrent states are summed in another order"):
         load("qwen3_5_text-wide", exactness="strict")
-
-
-def test_the_length_of_keys_is_what_models_norm_by() -> None:
-    assert recurrences.NORM_EPS == 1e-6

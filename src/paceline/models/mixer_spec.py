@@ -10,7 +10,10 @@ instances of one: a head keeps a matrix S (key dim, value dim), which each token
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+KEY_EPS: Final = 1e-6
+"""Of the lengths by which the delta rule's queries and keys are divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +236,6 @@ class SimpleUnitSpec:
     """
 
     width: int
-    kind: Literal["ssru"] = "ssru"
 
     @property
     def state(self) -> StateShape:

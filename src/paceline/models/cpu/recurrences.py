@@ -6,7 +6,7 @@ were committed; its parent says which comes before it. See models.state.recurren
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +29,8 @@ from paceline.models.cpu.vectors import (
     total,
     write_float,
 )  # fmt: skip
+from paceline.models.mixer_spec import KEY_EPS
 from paceline.utils import part_of_compiled
-
-NORM_EPS: Final = 1e-6
-"""Of the lengths of queries and keys of the delta rule."""
 
 
 @part_of_compiled
@@ -153,9 +151,9 @@ def _prepare(frame: int, mixer: int, row: int, head: int, key: int, query: int, 
     bias, delta = read_float(read(mixer + at.MIX_STEP_BIAS) + 4 * head), read(mixer + at.MIX_DELTA) == 1
     if delta:
         first, second = x + group * dim, x + (groups + group) * dim
-        lengths = np.float32(1.0) / root(_dot(first, first, dim) + np.float32(NORM_EPS))
+        lengths = np.float32(1.0) / root(_dot(first, first, dim) + np.float32(KEY_EPS))
         _scale(first, query, dim, lengths / root(np.float32(dim // 4)))
-        _scale(second, key, dim, np.float32(1.0) / root(_dot(second, second, dim) + np.float32(NORM_EPS)))
+        _scale(second, key, dim, np.float32(1.0) / root(_dot(second, second, dim) + np.float32(KEY_EPS)))
         _scale(x + 2 * groups * dim + head * size, value, size, np.float32(1.0))
         beta = np.float32(1.0) / (np.float32(1.0) + exp_of(-read_float(gates + 4 * head)))
         return rate * _softplus(read_float(gates + 4 * (heads + head)) + bias), beta

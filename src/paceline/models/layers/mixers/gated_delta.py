@@ -8,11 +8,8 @@ from torch.nn import functional as F
 from paceline.models.layers.linear import in_float32, make_norm
 from paceline.models.layers.mixers.step import RecurrentStep
 from paceline.models.layers.own_weights import OwnWeights
-from paceline.models.mixer_spec import DeltaSpec
+from paceline.models.mixer_spec import KEY_EPS, DeltaSpec
 from paceline.models.state.recurrence import Recurrence
-
-NORM_EPS = 1e-6
-"""Of the lengths of queries and keys."""
 
 
 class GatedDelta:
@@ -52,4 +49,4 @@ class GatedDelta:
 
 def of_length_one(heads: torch.Tensor) -> torch.Tensor:
     """Queries or keys (rows, heads, key dim), each divided by its length."""
-    return heads * (heads.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()
+    return heads * (heads.square().sum(-1, keepdim=True) + KEY_EPS).rsqrt()
