@@ -16,7 +16,14 @@ from paceline.checkpoints.config_keys import ConfigKeys, layer_specs, local_and_
 from paceline.checkpoints.encoder_decoder_families import encoder_decoder_spec, is_encoder_decoder
 from paceline.checkpoints.hybrid_families import HYBRID_FAMILIES
 from paceline.checkpoints.mamba_families import MAMBA_FAMILIES
-from paceline.checkpoints.model_family import ModelFamily, Rename, expert_groups, latent_fields, moe_spec
+from paceline.checkpoints.model_family import (
+    ModelFamily,
+    Rename,
+    expert_groups,
+    granite_multipliers,
+    latent_fields,
+    moe_spec,
+)
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import LayerSpec, ModelSpec, RopeSpec
 from paceline.utils import shortened
@@ -54,15 +61,6 @@ def _gemma(keys: ConfigKeys) -> dict[str, Any]:
 def _gemma3(keys: ConfigKeys) -> dict[str, Any]:
     # The attention of Gemma 3 takes no soft-cap, whatever its configuration says.
     return _gemma(keys) | {"attention_softcap": None}
-
-
-def _granite(keys: ConfigKeys) -> dict[str, Any]:
-    return {
-        "embedding_multiplier": keys.positive("embedding_multiplier"),
-        "residual_multiplier": keys.positive("residual_multiplier"),
-        "attention_scale": keys.positive("attention_multiplier"),
-        "logit_multiplier": 1.0 / keys.positive("logits_scaling"),
-    }
 
 
 def _mixtral(keys: ConfigKeys) -> dict[str, Any]:
@@ -257,7 +255,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "phi3": ModelFamily(defaults=_PHI3, windows="all", attention_bias="no"),
     "smollm3": ModelFamily(defaults=_SMOLLM3, windows="types", mlp_bias=True),
     "olmo2": ModelFamily(defaults={"rms_norm_eps": 1e-5}, placement="post", qk_norm="full"),
-    "granite": ModelFamily(defaults=_GRANITE, mlp_bias=True, extra=_granite),
+    "granite": ModelFamily(defaults=_GRANITE, mlp_bias=True, extra=granite_multipliers),
     "mixtral": ModelFamily(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
     "qwen3_moe": ModelFamily(defaults=_QWEN | _QWEN3_MOE, qk_norm="head", windows="all", extra=_qwen3_moe),
     "qwen2_moe": ModelFamily(defaults=_QWEN | _QWEN2_MOE, attention_bias="no", extra=_qwen2_moe),

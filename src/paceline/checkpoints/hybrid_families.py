@@ -282,6 +282,19 @@ _LIGHT_NET_NAMES: Rename = (
     (re.compile(r"(layers\.\d+)\.attn\."), r"\1.mixer."),
 )
 
+
+def _with_delta_nets(defaults: Mapping[str, Any]) -> ModelFamily:
+    """A family of Qwen's that has gated delta nets beside attention."""
+    return ModelFamily(
+        names=_DELTA_NAMES,
+        defaults=defaults,
+        norm_offset=True,
+        qk_norm="head",
+        layers=_delta_layers,
+        extra=_qwen3_next,
+    )
+
+
 HYBRID_FAMILIES: Mapping[str, ModelFamily] = {
     "lfm2": ModelFamily(
         keys={"norm_eps": "rms_norm_eps"},
@@ -301,30 +314,9 @@ HYBRID_FAMILIES: Mapping[str, ModelFamily] = {
         layers=_lfm2_moe_layers,
         extra=_lfm2_moe,
     ),
-    "qwen3_next": ModelFamily(
-        names=_DELTA_NAMES,
-        defaults=_QWEN3_NEXT | _QWEN3_NEXT_MOE,
-        norm_offset=True,
-        qk_norm="head",
-        layers=_delta_layers,
-        extra=_qwen3_next,
-    ),
-    "qwen3_5_text": ModelFamily(
-        names=_DELTA_NAMES,
-        defaults=_QWEN3_5,
-        norm_offset=True,
-        qk_norm="head",
-        layers=_delta_layers,
-        extra=_qwen3_next,
-    ),
-    "qwen3_5_moe_text": ModelFamily(
-        names=_DELTA_NAMES,
-        defaults=_QWEN3_5_MOE,
-        norm_offset=True,
-        qk_norm="head",
-        layers=_delta_layers,
-        extra=_qwen3_next,
-    ),
+    "qwen3_next": _with_delta_nets(_QWEN3_NEXT | _QWEN3_NEXT_MOE),
+    "qwen3_5_text": _with_delta_nets(_QWEN3_5),
+    "qwen3_5_moe_text": _with_delta_nets(_QWEN3_5_MOE),
     "kimi_linear": ModelFamily(
         keys=_KIMI_KEYS,
         names=_KIMI_NAMES,

@@ -9,7 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.checkpoints.config_keys import FULL, ConfigKeys
-from paceline.checkpoints.model_family import LINEAR, ModelFamily, Rename, expert_groups, mixed_layers, moe_spec
+from paceline.checkpoints.model_family import (
+    LINEAR,
+    ModelFamily,
+    Rename,
+    expert_groups,
+    granite_multipliers,
+    mixed_layers,
+    moe_spec,
+)
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import LayerSpec, Mamba2Spec, MambaSpec, MixerSpec
 
@@ -97,12 +105,7 @@ def _granite_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
 
 
 def _granite_hybrid(keys: ConfigKeys) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "embedding_multiplier": keys.positive("embedding_multiplier"),
-        "residual_multiplier": keys.positive("residual_multiplier"),
-        "attention_scale": keys.positive("attention_multiplier"),
-        "logit_multiplier": 1.0 / keys.positive("logits_scaling"),
-    }
+    fields = granite_multipliers(keys)
     shared = keys.size("shared_intermediate_size")
     if not keys.count("num_local_experts"):
         return fields | {"intermediate_size": shared}

@@ -102,3 +102,13 @@ def latent_fields(keys: ConfigKeys) -> dict[str, Any]:
         "head_dim": latent.rank + latent.rope,
         "attention_scale": (latent.nope + latent.rope) ** -0.5,
     }
+
+
+def granite_multipliers(keys: ConfigKeys) -> dict[str, Any]:
+    """Granite's factors, as fields of ModelSpec."""
+    return {
+        "embedding_multiplier": keys.positive("embedding_multiplier"),
+        "residual_multiplier": keys.positive("residual_multiplier"),
+        "attention_scale": keys.positive("attention_multiplier"),
+        "logit_multiplier": 1.0 / keys.positive("logits_scaling"),
+    }
