@@ -36,6 +36,11 @@ class StateShape:
     by_channel: bool = False
     wide: bool = False
 
+    @property
+    def by_state(self) -> bool:
+        """A state behind each input is less to keep than what all inputs have written: heads have one value."""
+        return self.value_dim == 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvSpec:
