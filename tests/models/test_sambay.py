@@ -1,5 +1,6 @@
 """SambaY: known tokens go through the layers that keep something of them, and what reads one layer's memory, keys and
-values, for the rows that are asked for alone. That its logits are right is for test_parity to say.
+values, for the rows that are asked for alone; so do the last layers of other models that keep nothing. That logits are
+right is for test_parity to say.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from torch.nn import functional as F
 
 from paceline.checkpoints import Checkpoint, load_weights, read_config, spec_from_config
 from paceline.config import SamplingParams
+from paceline.doctor.passes import random_weights
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import GatedMemorySpec, ModelSpec, has_ability
+from paceline.models.attention.segments import Segment, parts_with
 from paceline.models.layers.decoder import PackedLayer
 from paceline.models.layers.mixers.gated_memory import GatedMemory
 from paceline.models.layers.mixers.step import RecurrentStep
@@ -112,6 +115,29 @@ def test_taps_are_of_all_rows(tap: int, wanted: int) -> None:
     assert rows.since() == some(40, wanted)
     whole = runner.extend([runner.open()], [TEXT[:40]], taps=[tap], all_logits=True)
     assert distance(found.taps[tap], whole.taps[tap]) < TOLERANCE
+
+
+@pytest.mark.parametrize(("pattern", "whole"), [("M-*M-", 4), ("M-*-", 2), ("M-M*-E", 3)])
+def test_last_layers_of_other_models_are_left_out_too(pattern: str, whole: int) -> None:
+    """The last one that keeps something, where it is attention alone, runs for its keys."""
+    config = checkpoints.old_config("nemotron_h-moe") | {"hybrid_override_pattern": pattern}
+    spec = spec_from_config(config | {"num_hidden_layers": len(pattern)})
+    weights = dict(random_weights(spec, torch.float32, None))
+    runner = RecurrentRunner(spec, weights, name="tiny", device=CPU, dtype=torch.float32)
+    passes: Any = runner.native.passes
+    assert passes.decoder.optional == whole
+    last = runner.extend([runner.open(), runner.open()], [TEXT[:30], TEXT[:7]]).logits
+    wanted = runner.extend([runner.open()], [TEXT[:30]], all_logits=True).logits
+    assert distance(last, wanted[[29, 6]]) < 1e-4
+    assert distance(last, wanted[[28, 5]]) > 0.1
+
+
+def test_parts_of_segments_hold_the_rows_that_are_wanted() -> None:
+    cache: Any = None
+    segments = [Segment(cache, 4), Segment(cache, 5, done=2), Segment(cache, 5)]
+    parts, rows, picked = parts_with(segments, [1, 3, 8])
+    assert [(part.done, part.slots) for part in parts] == [(1, 4), (1, 2)]
+    assert (rows, picked) == ([1, 2, 3, 8], [0, 2, 3])
 
 
 def test_a_row_that_is_left_out_though_it_is_asked_for_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
