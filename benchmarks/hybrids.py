@@ -2,9 +2,9 @@
 
 usage: hybrids.py [SHAPE...] [--kinds bfloat16 int8 int4] [--threads 2] [--repeats 15] [--avx2]
 
-SHAPE is one of `SHAPES` (default: all): LFM2-350M, Qwen3.5-0.8B (its text part), Granite-4.0-H-350M. Weights are
-random, since no real ones could be had: all figures are costs, and say nothing of texts. Checkpoints are written to a
-temporary folder.
+SHAPE is one of `SHAPES` (default: all): LFM2-350M, Qwen3.5-0.8B (its text part), Granite-4.0-H-350M, and
+Phi-4-mini-flash with half of its layers and half of its width. Weights are random, since no real ones could be had: all
+figures are costs, and say nothing of texts. Checkpoints are written to a temporary folder.
 
 step, chain, tree  milliseconds of scoring 1 row, a chain of 4 and of 16 rows, and a binary tree of 16 rows; medians of
                    the repeats, taken in turn
@@ -12,7 +12,8 @@ commit             milliseconds of accepting one row behind a root: states of mi
 pays               tokens a pass that a tree of 16 rows must give to be as fast as plain steps, drafting not counted
 prompt             tokens per second of reading 512 tokens
 state              bytes of the states of one sequence, keys and values not counted
-transformers       milliseconds of one of its steps with its own cache, in bfloat16; it refuses drafts for these models
+transformers       milliseconds of one of its steps with its own cache, in bfloat16; it refuses drafts for these models,
+                   and lacks Phi-4-mini-flash
 
 Control: a tree's rows must be those of its paths as chains, within rounding, and not those of the tree fed as a chain.
 
@@ -22,6 +23,7 @@ Results: `results/hybrids.json`, by processor's instructions and shape. Needs `p
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,8 +33,10 @@ from typing import Any
 
 import torch
 from common import keep_to_avx2, kept, save
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.torch import save_file
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
+from paceline.checkpoints import spec_from_config, targets
 from paceline.models import Runner, load_runner
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -63,6 +67,14 @@ SHAPES: Mapping[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["attention" if layer in {10, 13, 17, 27} else "mamba" for layer in range(32)],
         },
     ),
+    "Phi-4-mini-flash, halved": (
+        "phi4flash",
+        {
+            "vocab_size": 200_064, "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 16,
+            "num_attention_heads": 20, "num_key_value_heads": 10, "sliding_window": 512, "mb_per_layer": 2,
+            "max_position_embeddings": 262_144,
+        },
+    ),
 }  # fmt: skip
 KINDS: Mapping[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
@@ -86,9 +98,26 @@ def written(name: str, folder: Path) -> Path:
     """A checkpoint of a shape, with random weights in bfloat16."""
     kind, sizes = SHAPES[name]
     torch.manual_seed(0)
+    if kind not in CONFIG_MAPPING:
+        return written_by_name({"model_type": kind, "torch_dtype": "bfloat16", **sizes}, folder / name)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, dtype="bfloat16"))
     model.to(torch.bfloat16).save_pretrained(folder / name)
     return folder / name
+
+
+def written_by_name(config: Mapping[str, Any], folder: Path) -> Path:
+    """The same for a family that transformers lacks: all that is asked for, by the first names that it may have."""
+    tensors = {}
+    for target in targets(spec_from_config(config)):
+        for piece in target.recipes[0]:
+            weight = 0.02 * torch.randn(piece.shape)
+            if len(piece.shape) == 1:
+                weight += 0.0 if piece.names[0].endswith("bias") else 1.0
+            tensors[piece.names[0]] = weight.to(torch.bfloat16)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -158,7 +187,9 @@ def main() -> None:
     for name in given.shapes:
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = written(name, Path(folder))
-            found: dict[str, Any] = {"transformers": theirs(checkpoint, given.repeats)}
+            found: dict[str, Any] = {}
+            if SHAPES[name][0] in CONFIG_MAPPING:
+                found["transformers"] = theirs(checkpoint, given.repeats)
             for kind in given.kinds:
                 found[kind] = ours(load_runner(checkpoint, **KINDS[kind]), given.repeats)
                 print(f"{name}, {kind}: {found[kind]}")

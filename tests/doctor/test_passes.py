@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from models.checkpoints import old_config
 from tiny_llama import CPU, spec_of, tiny_llama, weights_of
 
-from paceline.checkpoints import quantize, targets
+from paceline.checkpoints import quantize, spec_from_config, targets
 from paceline.doctor import passes
 from paceline.models import LayerSpec, MoeSpec
 from paceline.models.passes import eligibility
@@ -139,3 +140,13 @@ def test_both_forms_are_run(form: Any) -> None:
             assert runs == name
             assert all(run(rows).logits.isfinite().all() for rows in passes.ROWS)  # type: ignore[attr-defined]
         assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("weights", [1, 2**24])
+@pytest.mark.parametrize("name", ["granitemoehybrid-wide", "phi4flash"])
+def test_models_with_states_are_measured(name: str, weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "WEIGHTS", weights)
+    part = passes.measured_part(spec_from_config(old_config(name)))
+    assert part.states
+    _, run = passes.part_pass(part, torch.float32, None, compiled=name != "phi4flash")
+    assert all(run(rows).logits.isfinite().all() for rows in passes.ROWS)  # type: ignore[attr-defined]

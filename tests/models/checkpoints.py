@@ -373,6 +373,12 @@ def _light_net_class() -> Any:
     return LightNetForCausalLM
 
 
+def _sambay_class() -> Any:
+    from models.sambay_reference import Phi4FlashForCausalLM
+
+    return Phi4FlashForCausalLM
+
+
 def kimi_keys(tensors: Tensors) -> Tensors:
     """Three convolutions, and one tensor an expert."""
     out: Tensors = {}
@@ -505,6 +511,17 @@ _NEMOTRON_OLD |= {"time_step_limit": [0.0, float("inf")], "use_bias": False, "co
 _NEMOTRON_MOE = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "use_bias": True}
 _NEMOTRON_MOE |= {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 1.5}
 _PURE_MAMBA2 = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16}
+_SAMBAY = {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 8}
+_SAMBAY |= {
+    "tie_word_embeddings": True,
+    "mb_per_layer": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "layer_norm_eps": 1e-5,
+}
+_SAMBAY_OLD = _SAMBAY | {"hidden_act": "silu", "mlp_bias": False, "lm_head_bias": False}
+_SAMBAY_OLD |= {"attention_dropout": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 
 
 def jamba_keys(tensors: Tensors) -> Tensors:
@@ -581,6 +598,7 @@ CASES |= {
         new=_PURE_MAMBA2 | {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True},
         old=_PURE_MAMBA2 | {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True},
     ),
+    "phi4flash": Case(model_type="phi4flash", tolerance=1e-3, oracle=_sambay_class, new=_SAMBAY, old=_SAMBAY_OLD),
 }
 _WIDE_DELTA = {"head_dim": 128, "linear_value_head_dim": 32, "linear_key_head_dim": 32}
 _WIDE_MAMBA2 = {"num_attention_heads": 2, "num_key_value_heads": 1, "mamba_d_state": 16}
@@ -620,6 +638,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
+    "phi4flash": "Phi4FlashForCausalLM",
 }
 
 

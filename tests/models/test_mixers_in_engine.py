@@ -58,7 +58,7 @@ def test_drafts_and_a_small_cache_change_no_token(name: str, tmp_path: Path, mon
     assert len({tuple(tokens) for tokens in plain}) == len(PROMPTS), "the model writes the same whatever it reads"
 
 
-@pytest.mark.parametrize("name", ["mamba", "jamba", "nemotron_h-moe", "kimi_linear", "lightnet"])
+@pytest.mark.parametrize("name", ["mamba", "jamba", "nemotron_h-moe", "kimi_linear", "lightnet", "phi4flash"])
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "float32", "quantization": "int8"}])
 def test_rounded_weights_change_logits_a_little(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     folder = checkpoints.write(name, "new", tmp_path)
@@ -81,7 +81,7 @@ SMALL = TokenTree.build([70, 71, 72, 73], [-1, -1, 0, 0])
 """The beginning of TREE."""
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "kimi_linear", "lightnet", "lfm2"])
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "kimi_linear", "lightnet", "lfm2", "phi4flash"])
 def test_a_tree_in_two_steps_is_what_it_is_in_one(name: str, tmp_path: Path) -> None:
     runner: Any = load_runner(str(checkpoints.write(name, "new", tmp_path)))
     one, two, other = (runner.open() for _ in range(3))

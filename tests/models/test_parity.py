@@ -325,6 +325,9 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("falcon_mamba", _mixer(norm_eps=1e-6)),
     ("mamba2", _mixer(norm_groups=1)),
     ("mamba2-bias", _mixer(norm="gated_after")),
+    ("phi4flash", _window(9)),
+    ("phi4flash", _fields(attention_scale=None)),
+    ("phi4flash", _fields(norm_eps=1e-2)),
 ]
 WRONG += [(name, _theta) for name in CASES if all(name != one for one, _ in WRONG)]
 

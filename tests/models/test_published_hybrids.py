@@ -133,6 +133,14 @@ CONFIGS: dict[str, tuple[dict[str, Any], float]] = {
         | {"head_dim": 64, "state_size": 128, "n_groups": 8, "time_step_limit": [0.0, math.inf]},
         7.29e9,
     ),
+    "Phi-4-mini-flash-reasoning": (
+        {"model_type": "phi4flash", "vocab_size": 200064, "hidden_size": 2560, "intermediate_size": 10240}
+        | {"num_hidden_layers": 32, "num_attention_heads": 40, "num_key_value_heads": 20, "mb_per_layer": 2}
+        | {"sliding_window": 512, "layer_norm_eps": 1e-5, "max_position_embeddings": 262144, "hidden_act": "silu"}
+        | {"attention_dropout": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "mlp_bias": False, "lm_head_bias": False}
+        | {"tie_word_embeddings": True, "_attn_implementation": "flash_attention_2"},
+        3.852563e9,
+    ),
 }
 
 
@@ -142,6 +150,16 @@ def test_a_published_model_has_as_many_weights_as_its_card_says(name: str) -> No
     spec = spec_from_config(config | {"torch_dtype": "bfloat16"})
     assert spec.states
     assert sum(target.size for target in targets(spec)) == pytest.approx(wanted, rel=4e-3)
+
+
+def test_the_files_of_phi_4_mini_flash_have_as_many_bytes_as_their_index_says() -> None:
+    """All in bfloat16, but for the rates of the recurrences and what is subtracted of differential attention."""
+    spec = spec_from_config(CONFIGS["Phi-4-mini-flash-reasoning"][0])
+    wide = ("mixer.decay", "lambdas")
+    assert sum(target.size * (4 if target.name.endswith(wide) else 2) for target in targets(spec)) == 7_706_608_640
+    window = [layer.window for layer in spec.layers[:4]]
+    assert window == [None, 512, None, 512]
+    assert {layer.kv_of for layer in spec.layers} == {None, 17}
 
 
 @pytest.mark.parametrize("name", ["Mamba-Codestral-7B", "Nemotron-Nano-9B-v2"])

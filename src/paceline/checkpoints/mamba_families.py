@@ -19,7 +19,7 @@ from paceline.checkpoints.model_family import (
     moe_spec,
 )
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models import LayerSpec, Mamba2Spec, MambaSpec, MixerSpec
+from paceline.models import GatedMemorySpec, LayerSpec, Mamba2Spec, MambaSpec, MixerSpec
 
 
 def _mamba2(keys: ConfigKeys, inner: int, **more: Any) -> Mamba2Spec:
@@ -223,6 +223,45 @@ def _falcon_h1(keys: ConfigKeys) -> dict[str, Any]:
     }
 
 
+def _phi4flash_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
+    """SambaY: Mamba and windows in turn; in the middle a Mamba layer that publishes, and the one layer that attends to
+    all of the text with keys of its own; then gated memory units and attention to these keys in turn.
+    """
+    count, inner = keys.size("num_hidden_layers"), _inner(keys)
+    if keys.size("mb_per_layer") != 2:  # the names of its tensors, too, say what an even layer is
+        raise UnsupportedModelError(f"{keys.family}: mb_per_layer={keys.get('mb_per_layer')} is not implemented")
+    if count % 4:
+        raise CheckpointError(f"config.json: 'num_hidden_layers' must be a multiple of 4, got {count}; repair it")
+    mamba = _mamba(keys, inner)
+    mixer, attention = LayerSpec(rope=None, attention=False, mixer=mamba), LayerSpec(rope=None)
+    middle, memory = replace(mamba, publishes=True), GatedMemorySpec(channels=inner, bias=mamba.bias)
+    return (
+        *(mixer, replace(attention, window=keys.optional_size("sliding_window"))) * (count // 4),
+        replace(mixer, mixer=middle),
+        attention,
+        *(replace(mixer, mixer=memory), replace(attention, kv_of=count // 2 + 1)) * (count // 4 - 1),
+    )
+
+
+def _phi4flash(keys: ConfigKeys) -> dict[str, Any]:
+    heads, kv_heads = keys.size("num_attention_heads"), keys.size("num_key_value_heads")
+    size = keys.size("hidden_size") // heads
+    if heads % 2 or kv_heads % 2:
+        raise CheckpointError(f"config.json: {heads} heads and {kv_heads} key-value heads are no pairs; repair it")
+    return {
+        "ropes": {},
+        "norm": "layer",
+        "norm_bias": True,
+        "qkv_bias": True,
+        "o_bias": True,
+        "differential": True,
+        "num_kv_heads": kv_heads // 2,
+        "head_dim": 2 * size,
+        "attention_scale": size**-0.5,
+        "wide_sums": True,
+    }
+
+
 _MAMBA_KEYS = {
     "state_size": "mamba_d_state",
     "conv_kernel": "mamba_d_conv",
@@ -372,6 +411,33 @@ _NEMOTRON_NAMES: Rename = (
     (re.compile(r"\.mixer\.(up_proj|down_proj|experts|gate|shared_experts)\."), r".mlp.\1."),
 )
 _JAMBA_NAMES = (*_FALCON_NAMES, (re.compile(r"\.mlp\.router\."), ".mlp.gate."))
+_PHI4FLASH = {
+    "vocab_size": 51200,
+    "hidden_size": 2560,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "sliding_window": 2047,
+    "mb_per_layer": 2,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+}
+_PHI4FLASH_NAMES: Rename = (
+    (re.compile(r"\bfinal_layernorm\."), "norm."),
+    (re.compile(r"(layers\.\d*[02468])\.attn\."), r"\1.mixer."),
+    (re.compile(r"\.attn\.Wqkv\."), ".self_attn.qkv_proj."),
+    (re.compile(r"\.attn\.out_proj\."), ".self_attn.o_proj."),
+    (re.compile(r"\.attn\.inner_cross_attn\."), ".self_attn."),
+    (re.compile(r"\.mlp\.fc1\."), ".mlp.gate_up_proj."),
+    (re.compile(r"\.mlp\.fc2\."), ".mlp.down_proj."),
+)
 
 MAMBA_FAMILIES: Mapping[str, ModelFamily] = {
     "mamba": ModelFamily(
@@ -414,5 +480,13 @@ MAMBA_FAMILIES: Mapping[str, ModelFamily] = {
     ),
     "falcon_h1": ModelFamily(
         names=_FALCON_NAMES, defaults=_FALCON_H1, mlp_bias=True, layers=_falcon_layers, extra=_falcon_h1
+    ),
+    "phi4flash": ModelFamily(
+        keys={"layer_norm_eps": "rms_norm_eps"},
+        names=_PHI4FLASH_NAMES,
+        defaults=_PHI4FLASH,
+        attention_bias="no",
+        layers=_phi4flash_layers,
+        extra=_phi4flash,
     ),
 }

@@ -22,6 +22,8 @@ of Mamba, with s numbers of a state and steps of rank r, also
     mixer.decay (c, s)
     mixer.step_norm (r,), .key_norm (s,), .query_norm (s,)
 
+of gated memory units mixer.in (c, d) and .out (d, c) alone
+
 Each `.weight` but for decay, step_bias and skip; `mixer.in.bias` and `mixer.out.bias` where they have one. Stored names
 are those of transformers, `layers.N.mixer.` taking the place of the family's own (`ModelFamily.names`); those of Kimi's
 mixers begin with `self_attn`, as those of its attention do.
@@ -39,6 +41,7 @@ import torch
 from paceline.checkpoints.canonical_tensors import Arrange, CanonicalTensor, Shape, StoredTensor, fused, same, with_bias
 from paceline.models import (
     DeltaSpec,
+    GatedMemorySpec,
     KimiDeltaSpec,
     LightNetSpec,
     Mamba2Spec,
@@ -62,6 +65,8 @@ def mixer_tensors(mixer: MixerSpec, hidden: int, layer: str) -> Iterator[Canonic
         yield from _light_net(mixer, hidden, at)
     elif isinstance(mixer, MambaSpec):
         yield from _mamba(mixer, hidden, at)
+    elif isinstance(mixer, GatedMemorySpec):
+        yield from _gated_memory(mixer, hidden, at)
     elif isinstance(mixer, SimpleUnitSpec):
         yield from _simple_unit(mixer, hidden, at)
     else:
@@ -174,6 +179,11 @@ def _mamba(mixer: MambaSpec, hidden: int, at: str) -> Iterator[CanonicalTensor]:
         for name, stored, size in (("step", "dt", rank), ("key", "b", state), ("query", "c", state)):
             yield same(f"{at}{name}_norm.weight", (size,), f"{at}{stored}_layernorm.weight")
     yield from with_bias(f"{at}out", (hidden, channels), f"{at}out_proj", bias=mixer.bias)
+
+
+def _gated_memory(mixer: GatedMemorySpec, hidden: int, at: str) -> Iterator[CanonicalTensor]:
+    yield from with_bias(f"{at}in", (mixer.channels, hidden), f"{at}in_proj", bias=mixer.bias)
+    yield from with_bias(f"{at}out", (hidden, mixer.channels), f"{at}out_proj", bias=mixer.bias)
 
 
 def _convolution(taps: int, channels: int, at: str, stored: str, *, bias: bool) -> Iterator[CanonicalTensor]:

@@ -5,9 +5,11 @@ all key-value heads):
 
     embed.weight (v, d)    final_norm (d,)    head.weight (v, d), unless tied
     layers.N.attn_norm, .mlp_norm, .post_attn_norm, .post_mlp_norm (d,), as far as the placement has them
-    layers.N.qkv (q + 2k, d), .o (d, q), .gate_up (2i, d), or (i, d) without a gate, .down (d, i)
+    layers.N.qkv (q + 2k, d), or (q, d) where the keys are another layer's, .o (d, q)
+    layers.N.gate_up (2i, d), or (i, d) without a gate, .down (d, i)
     layers.N.q_norm.weight, .k_norm.weight    (head dim,), or (q,) and (k,)
     layers.N.sinks (h,), .attn_gate (q, d)
+    layers.N.lambdas (4, head dim / 2), .heads_norm.weight (head dim,) of differential attention
     layers.N.mixer.* (checkpoints.mixer_tensors)
     layers.N.kv_norm.weight, .q_norm.weight, .kv_b.weight, .q_b.weight of latent attention, see `_latent_attention`
     layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`; where
@@ -121,7 +123,10 @@ def _layers(spec: ModelSpec) -> Iterator[CanonicalTensor]:
 
 def _layer(spec: ModelSpec, index: int, layer: str) -> Iterator[CanonicalTensor]:
     if spec.layers[index].attention:
-        yield from (_latent_attention if spec.latent else _attention)(spec, layer)
+        if spec.latent:
+            yield from _latent_attention(spec, layer)
+        else:
+            yield from _attention(spec, layer, own_keys=spec.layers[index].keeps_keys)
     if (mixer := spec.layers[index].mixer) is not None:
         yield from mixer_tensors(mixer, spec.hidden_size, layer)
     bias = spec.relative_bias
@@ -216,14 +221,15 @@ def _halves(tensor: torch.Tensor, head_dim: int, dims: int) -> torch.Tensor:
     return tensor.view(-1, head_dim, *tensor.shape[1:])[:, order].flatten(0, 1)
 
 
-def _attention(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
-    d, q, k = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+def _attention(spec: ModelSpec, layer: str, *, own_keys: bool) -> Iterator[CanonicalTensor]:
+    d, q, k = spec.hidden_size, spec.query_size, spec.num_kv_heads * spec.head_dim
     at = f"{layer}self_attn."
     rope = next(iter(spec.ropes.values()), None)
     turn = partial(_halves, head_dim=spec.head_dim, dims=rope.dims) if rope and rope.interleaved else None
     for kind, rest, wanted in (("weight", (d,), True), ("bias", (), spec.qkv_bias)):
         if wanted:
-            parts = [(f"{at}{name}_proj.{kind}", width) for name, width in (("q", q), ("k", k), ("v", k))]
+            widths = (("q", q), ("k", k), ("v", k)) if own_keys else (("q", q),)
+            parts = [(f"{at}{name}_proj.{kind}", width) for name, width in widths]
             turned = {} if turn is None else {part: turn for part, _ in parts[:2]}
             whole = fused(f"{layer}qkv.{kind}", parts, rest, f"{at}qkv_proj.{kind}", turned)
             if spec.attention_gate:
@@ -242,6 +248,21 @@ def _attention(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
             yield same(f"{layer}{name}_norm.weight", (width,), f"{at}{name}_norm.weight", arrange=turn)
     if spec.attention_sinks:
         yield same(f"{layer}sinks", (spec.num_heads,), f"{at}sinks")
+    if spec.differential:
+        yield from _differential(spec, layer)
+
+
+def _differential(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
+    """Two pairs of vectors, whose products say how much is subtracted, and the norm of what is left."""
+    at, half = f"{layer}self_attn.", spec.head_dim // 2
+    names = [f"{at}lambda_{name}" for name in ("q1", "k1", "q2", "k2")]
+    rows = [StoredTensor((name,), (half,), i, arrange=_as_row, length=1) for i, name in enumerate(names)]
+    yield CanonicalTensor(f"{layer}lambdas", (4, half), (tuple(rows),), wide=True)
+    yield same(f"{layer}heads_norm.weight", (spec.head_dim,), f"{at}subln.weight")
+
+
+def _as_row(vector: torch.Tensor) -> torch.Tensor:
+    return vector.unsqueeze(0)
 
 
 def _from_both(target: CanonicalTensor, stored: str, arrange: Arrange) -> CanonicalTensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from time import perf_counter, thread_time
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import torch
 
@@ -21,7 +21,7 @@ from paceline.doctor.facts import FormFacts, PassFacts
 from paceline.engine import Probe as PassTimer
 from paceline.models import ModelSpec, Runner, available
 from paceline.models.passes import eligibility
-from paceline.models.runners import NativeRunner, native_of
+from paceline.models.runners import NativeRunner, RecurrentRunner, native_of
 from paceline.profiles import machine
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -94,16 +94,21 @@ def weights_of(spec: ModelSpec) -> int:
 
 
 def measured_part(spec: ModelSpec) -> ModelSpec:
-    """The last layers of a model, of `WEIGHTS` weights if it has so many, with a small head."""
+    """The last layers of a model, or the first ones where later layers read what these make, of `WEIGHTS` weights if it
+    has so many, with a small head.
+    """
     sizes = [0] * spec.num_layers
     for target in targets(spec):
         if target.name.startswith("layers."):
             sizes[int(target.name.split(".")[1])] += torch.Size(target.shape).numel()
+    if spec.shares_across_layers:
+        sizes.reverse()
     count, held = 1, sizes[-1]
     while held < WEIGHTS and count < spec.num_layers:
         count += 1
         held += sizes[-count]
-    return replace(spec, layers=spec.layers[-count:], vocab_size=VOCABULARY, tied=False, max_context=4 * CONTEXT)
+    layers = spec.layers[:count] if spec.shares_across_layers else spec.layers[-count:]
+    return replace(spec, layers=layers, vocab_size=VOCABULARY, tied=False, max_context=4 * CONTEXT)
 
 
 def measured(
@@ -146,7 +151,8 @@ def least_seconds(passes: Sequence[Pass], counts: Sequence[int] = ROWS) -> tuple
 
 def part_pass(spec: ModelSpec, dtype: torch.dtype, form: Form | None, *, compiled: bool) -> tuple[str, Pass]:
     """What runs passes of a model of random weights (`ModelInfo.passes`), and one that scores a root and a chain."""
-    runner = NativeRunner(
+    kind: type[NativeRunner | RecurrentRunner] = RecurrentRunner if spec.states else NativeRunner
+    runner: Any = kind(
         spec, dict(random_weights(spec, dtype, form)), name="measured", device=torch.device("cpu"), dtype=dtype,
         cache_slots=2 * CONTEXT, compiled=compiled,
     )  # fmt: skip

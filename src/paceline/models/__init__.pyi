@@ -38,6 +38,7 @@ from .inputs import Inputs as Inputs
 from .load import load_runner as load_runner
 from .load import resolve_device as resolve_device
 from .mixer_spec import DeltaSpec as DeltaSpec
+from .mixer_spec import GatedMemorySpec as GatedMemorySpec
 from .mixer_spec import KimiDeltaSpec as KimiDeltaSpec
 from .mixer_spec import LightNetSpec as LightNetSpec
 from .mixer_spec import Mamba2Spec as Mamba2Spec

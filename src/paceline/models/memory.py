@@ -76,7 +76,7 @@ def estimate(
     packs = can_pack(device, dtype) or unsupported(spec, dtype, device) is None
     twice = max(dense.values()) if quantization else sizes["embed.weight"] if spec.tied and packs else 0
     per_layer = 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
-    per_token = per_layer * sum(layer.attention for layer in spec.layers)
+    per_token = per_layer * sum(layer.keeps_keys for layer in spec.layers)
     copies = 2 if any(rope.kind == "longrope" for rope in spec.ropes.values()) else 1
     windows = [window for window in windows_of(spec, device) if window is not None]
     in_windows = copies * per_layer * len(windows)

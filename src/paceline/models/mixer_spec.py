@@ -41,6 +41,11 @@ class StateShape:
         """A state behind each input is less to keep than what all inputs have written: heads have one value."""
         return self.value_dim == 1
 
+    @property
+    def kept(self) -> bool:
+        """Whether there is anything."""
+        return self.channels > 0 or self.heads > 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvSpec:
@@ -177,6 +182,7 @@ class MambaSpec:
         taps: see `StateShape`. conv_bias, bias: the convolution, the maps before and behind have one.
         norm: what steps are made of, what is written by (B) and what is read by (C) are normed, with weights (Jamba) or
             without (Falcon-Mamba). norm_eps: of these.
+        publishes: what it reads of its state, before its gate, is what gated memory units of later layers take.
     Source: Mamba (arXiv:2312.00752).
     """
 
@@ -188,6 +194,7 @@ class MambaSpec:
     bias: bool = False
     norm: Literal["weighed", "plain"] | None = None
     norm_eps: float = 1e-6
+    publishes: bool = False
 
     @property
     def state(self) -> StateShape:
@@ -195,6 +202,24 @@ class MambaSpec:
             channels=self.channels, taps=self.taps, heads=self.channels, key_dim=self.state_dim, value_dim=1,
             by_channel=True,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMemorySpec:
+    """A gated memory unit: out(silu(in(x)) * m), where m is what the last mixer before it that publishes has read of
+    its state at the same token.
+
+    Attributes:
+        channels: of m. bias: the maps have one.
+    Source: SambaY (arXiv:2507.06607).
+    """
+
+    channels: int
+    bias: bool = False
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,4 +272,6 @@ class SimpleUnitSpec:
         return StateShape(heads=self.width, key_dim=1, value_dim=1)
 
 
-MixerSpec = ShortConvSpec | DeltaSpec | KimiDeltaSpec | Mamba2Spec | MambaSpec | LightNetSpec | SimpleUnitSpec
+MixerSpec = (
+    ShortConvSpec | DeltaSpec | KimiDeltaSpec | Mamba2Spec | MambaSpec | GatedMemorySpec | LightNetSpec | SimpleUnitSpec
+)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from paceline.models.mixer_spec import MixerSpec, StateShape
+from paceline.models.mixer_spec import GatedMemorySpec, MixerSpec, StateShape
 
 LATENT_EPS: Final = 1e-6
 """Of the norms of latent vectors, whatever those of layers have."""
@@ -95,6 +95,8 @@ class LayerSpec:
         moe: this layer's MLP is the mixture of experts.
         attention: there is attention in it. mixer: there is a mixer, beside attention or instead; what both give is
             added. mlp: there is an MLP behind them, or the mixture.
+        kv_of: the earlier layer whose keys and values its attention reads, by that layer's window; None where it has
+            its own.
     """
 
     rope: str | None = "default"
@@ -103,6 +105,17 @@ class LayerSpec:
     attention: bool = True
     mixer: MixerSpec | None = None
     mlp: bool = True
+    kv_of: int | None = None
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether it keeps keys and values of a text."""
+        return self.attention and self.kv_of is None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps anything of a text."""
+        return self.keeps_keys or (self.mixer is not None and self.mixer.state.kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +215,9 @@ class ModelSpec:
             before it is added, and on the final logits (Granite's logits_scaling is its reciprocal).
         latent: multi-head latent attention: one kv head, whose dimensions are `latent.rope` and then `latent.rank`.
         attention_sinks: each head has a logit of its own in the softmax, which belongs to no position (gpt-oss).
+        differential: from what a query head reads, what the next one reads is subtracted (models.layers.differential).
+            A key-value head is a pair of these, of `head_dim` dimensions together; query heads have half as many, no
+            norm and no rotary embedding.
         gated: the MLP multiplies act(gate) * up; without, it is act(up).
         activation: "silu", "gelu", "gelu_tanh", "relu" or its square "relu2" on the gate; or "clamped_swiglu", in full
             gate * sigmoid(swiglu_alpha * gate) * (up + 1), with the gate at most swiglu_limit and up within it
@@ -215,6 +231,8 @@ class ModelSpec:
         attention_gate: what attention gives is multiplied by the sigmoid of another map of its input.
         factors: what rows of weights are multiplied by as they are read, by the weight's name in its layer: runs of
             (rows, factor).
+        wide_sums: states between layers, to which sub-layers' outputs are added, are in float32 or wider, whatever the
+            model's dtype.
         max_context: longest sequence that the checkpoint declares.
         dtype: the checkpoint's ("float32", "bfloat16", "float16").
         stored_rows: of embedding and head in the files, where those from `vocab_size` on, which are no tokens, are left
@@ -250,6 +268,7 @@ class ModelSpec:
     attention_scale: float | None = None
     attention_softcap: float | None = None
     attention_sinks: bool = False
+    differential: bool = False
     latent: LatentSpec | None = None
     logit_softcap: float | None = None
     embedding_multiplier: float = 1.0
@@ -267,6 +286,7 @@ class ModelSpec:
     encoder: EncoderSpec | None = None
     attention_gate: bool = False
     factors: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    wide_sums: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -275,7 +295,18 @@ class ModelSpec:
     @property
     def states(self) -> Mapping[int, StateShape]:
         """What the mixers of layers keep, by layer."""
-        return {index: layer.mixer.state for index, layer in enumerate(self.layers) if layer.mixer is not None}
+        mixers = {index: layer.mixer for index, layer in enumerate(self.layers) if layer.mixer is not None}
+        return {index: mixer.state for index, mixer in mixers.items() if mixer.state.kept}
+
+    @property
+    def shares_across_layers(self) -> bool:
+        """Whether layers read what others have made in the same pass, so that none of these can be left out."""
+        return any(layer.kv_of is not None or isinstance(layer.mixer, GatedMemorySpec) for layer in self.layers)
+
+    @property
+    def tail(self) -> int:
+        """The first of the last layers that keep nothing of a text; the number of layers where there are none."""
+        return 1 + max((index for index, layer in enumerate(self.layers) if layer.keeps), default=-1)
 
     @property
     def scale(self) -> float:
@@ -287,9 +318,14 @@ class ModelSpec:
         return (self.intermediate_size, *((self.moe.intermediate, self.moe.shared) if self.moe else ()))
 
     @property
+    def query_size(self) -> int:
+        """Outputs of the projection before attention that are queries."""
+        return self.num_heads * self.head_dim // (2 if self.differential else 1)
+
+    @property
     def attended_size(self) -> int:
         """Inputs of the projection behind attention."""
-        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value)
+        return self.query_size if self.latent is None else self.num_heads * self.latent.value
 
 
 @dataclass(frozen=True, slots=True)

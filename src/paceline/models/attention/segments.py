@@ -178,6 +178,27 @@ def run_lengths(segments: Sequence[Segment], chunked: bool) -> list[tuple[int, i
     return runs_of_all
 
 
+def parts_with(segments: Sequence[Segment], wanted: Sequence[int]) -> tuple[list[Segment], list[int], list[int]]:
+    """The parts of segments from the first row of each that is wanted to the last.
+
+    Args:
+        wanted: rows among those of all segments, in ascending order.
+    Returns:
+        The parts, which rows of all segments they hold, and which of these are the wanted ones.
+    """
+    parts: list[Segment] = []
+    rows: list[int] = []
+    picked: list[int] = []
+    for segment, start in zip(segments, offsets(segments), strict=False):
+        own = [row - start for row in wanted if start <= row < start + segment.rows]
+        if own:
+            first, stop = own[0], own[-1] + 1
+            picked += [len(rows) + row - first for row in own]
+            rows += range(start + first, start + stop)
+            parts.append(segment.part(segment.done + first, segment.done + stop))
+    return parts, rows, picked
+
+
 def split_into_passes(segments: Sequence[Segment], most: int) -> list[list[Segment]]:
     """Passes of at most `most` rows that feed all segments in order, cut where they do not fit."""
     passes: list[list[Segment]] = [[]]

@@ -46,7 +46,8 @@ class AttentionStep(Protocol):
     """The attention of one forward pass."""
 
     def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """Write keys and values of (r, g * h + 2 * h, d) to the cache and return (r, g * h * d).
+        """Write keys and values of (r, g * h + 2 * h, d) to the cache and return (r, g * h * d); queries alone, (r, g *
+        h, d), read what the pass has written there before.
 
         `sinks` (h, g) float32: a logit of each head that takes part in the softmax and has no value.
         """
@@ -169,16 +170,21 @@ class SequenceStep:
             mask = mask.unsqueeze(1).expand(n, groups, width).reshape(n * groups, width)
         return torch.cat((mask, mask[: self._spare])) if self._spare else mask
 
-    def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """See `AttentionStep`."""
-        shape, n = self._shape, self._n
-        heads, kv_heads = shape.groups * shape.kv_heads, shape.kv_heads
-        cached, new = self._arena.layers[layer], qkv.narrow(1, heads, 2 * kv_heads)
+    def write(self, layer: int, qkv: torch.Tensor) -> None:
+        """Write the keys and values of (r, g * h + 2 * h, d) to the cache."""
+        shape = self._shape
+        cached, new = self._arena.layers[layer], qkv.narrow(1, shape.heads, 2 * shape.kv_heads)
         write = self._write[shape.kind_of[layer]]
         if write.index is None:
-            cached.narrow(0, write.start, n).copy_(new)
+            cached.narrow(0, write.start, self._n).copy_(new)
         else:
             cached.index_copy_(0, write.index, new)
+
+    def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        """See `AttentionStep`."""
+        shape, cached = self._shape, self._arena.layers[layer]
+        if qkv.shape[1] > shape.heads:
+            self.write(layer, qkv)
         if self._strict is not None:
             return self._strict.attend(layer, qkv, cached, sinks)
         kind = self._kinds[shape.kind_of[layer]]
@@ -188,7 +194,7 @@ class SequenceStep:
             slots = kind.slots
             rows_read = cached.narrow(0, slots.start, slots.count) if slots.index is None else cached[slots.index]
             by_head = rows_read.transpose(0, 1).unsqueeze(0)
-            keys, values = by_head[:, :kv_heads], by_head[:, kv_heads:]
+            keys, values = by_head[:, : shape.kv_heads], by_head[:, shape.kv_heads :]
         return (self._folded if self._fold else self._by_head)(qkv, keys, values, kind.mask, sinks)
 
     def _folded(
@@ -201,7 +207,8 @@ class SequenceStep:
     ) -> torch.Tensor:
         shape, n, spare = self._shape, self._n, self._spare
         kv_heads, head_dim, rows = shape.kv_heads, shape.head_dim, n * shape.groups
-        if n == 1 and 0 < spare <= 2:  # the row's own keys and values, right behind its queries, are the spare rows
+        own = qkv.shape[1] > shape.heads
+        if n == 1 and own and 0 < spare <= 2:  # the row's keys and values, right behind its queries, are the spare rows
             queries = qkv.view(1, rows + 2, kv_heads, head_dim).narrow(1, 0, MIN_TILE_ROWS)
         else:
             queries = qkv.narrow(1, 0, shape.heads).reshape(1, rows, kv_heads, head_dim)
@@ -247,6 +254,11 @@ class BatchStep:
     def __init__(self, shape: AttentionShape, masks: Masks, segments: Sequence[Segment]) -> None:
         self._steps = [SequenceStep(shape, masks, segment) for segment in segments]
         self._rows = [segment.rows for segment in segments]
+
+    def write(self, layer: int, qkv: torch.Tensor) -> None:
+        """See `SequenceStep.write`."""
+        for step, part in zip(self._steps, qkv.split(self._rows), strict=True):
+            step.write(layer, part)
 
     def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `AttentionStep`."""

@@ -12,8 +12,9 @@ from collections.abc import Collection, Sequence
 import torch
 
 from paceline.models.attention.source_attention import SourceAttention
-from paceline.models.attention.tree_attention import AttentionStep
+from paceline.models.attention.tree_attention import AttentionStep, BatchStep, SequenceStep
 from paceline.models.base import ALL_LAYERS, LayerPlan
+from paceline.models.layers.differential import DifferentialHeads
 from paceline.models.layers.experts import make_mlp
 from paceline.models.layers.linear import (
     Map,
@@ -62,16 +63,17 @@ class PackedLayer:
     """One layer; takes its weights out of `layer_weights` as it packs them."""
 
     __slots__ = (
-        "_attention", "_attn_norm", "_cross", "_gate", "_heads", "_index", "_mixer", "_mixes", "_mlp_norm", "_o",
-        "_parallel", "_post_attn_norm", "_post_mlp_norm", "_qk_norm", "_qkv", "_residual", "_residual_norms", "_rope",
-        "_rotated", "_shape", "_sinks", "feed_forward",
+        "_attention", "_attn_norm", "_cross", "_differential", "_gate", "_index", "_keys_of", "_mixer", "_mixes",
+        "_mlp_norm", "_o", "_parallel", "_post_attn_norm", "_post_mlp_norm", "_qk_norm", "_qkv", "_residual",
+        "_residual_norms", "_rope", "_rotated", "_shape", "_sinks", "feed_forward",
     )  # fmt: skip
 
     def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, layer_weights: OwnWeights) -> None:
         layer = spec.layers[index]
         self._index, self._rope, self._residual = index, layer.rope, spec.residual_multiplier
-        self._heads, self._rotated = shape.heads + 2 * shape.kv_heads, shape.heads + shape.kv_heads
-        self._shape = (-1, self._heads, shape.head_dim)
+        self._keys_of = index if layer.kv_of is None else layer.kv_of
+        self._rotated = shape.heads + (shape.kv_heads if layer.kv_of is None else 0)
+        self._shape = (-1, shape.heads + (2 * shape.kv_heads if layer.kv_of is None else 0), shape.head_dim)
         self._attn_norm, self._post_attn_norm = layer_weights.norm("attn_norm"), layer_weights.norm("post_attn_norm")
         self._mlp_norm, self._post_mlp_norm = layer_weights.norm("mlp_norm"), layer_weights.norm("post_mlp_norm")
         self._residual_norms = [layer_weights.norm(f"residual_{name}_norm") for name in ("attn", "mlp")]
@@ -82,19 +84,23 @@ class PackedLayer:
         self._mixer = None if layer.mixer is None else make_mixer(layer.mixer, layer_weights)
         self._attention, self._mixes = layer.attention, layer.attention or layer.mixer is not None
         if layer.attention:
-            self._take_attention(spec, shape, layer_weights)
+            self._take_attention(spec, shape, index, layer_weights)
         self.feed_forward = None
         if layer.moe:
             self.feed_forward = layer_weights.mixture()
         elif layer.mlp:
             self.feed_forward = make_mlp(spec, layer_weights.linear("gate_up"), layer_weights.linear("down"))
 
-    def _take_attention(self, spec: ModelSpec, shape: AttentionShape, layer_weights: OwnWeights) -> None:
+    def _take_attention(self, spec: ModelSpec, shape: AttentionShape, index: int, layer_weights: OwnWeights) -> None:
         self._sinks = sinks_by_head(layer_weights.take("sinks"), shape) if spec.attention_sinks else None
-        order = head_order(shape)
+        differential = DifferentialHeads(shape, index, layer_weights) if spec.differential else None
+        order = head_order(shape if differential is None else differential.queries)
+        self._differential = differential
         if spec.latent is None:
-            rows = torch.cat([order, torch.arange(len(order), len(order) + 2 * shape.kv_heads * shape.head_dim)])
-            self._qkv, self._o = layer_weights.linear("qkv", rows=rows), layer_weights.linear("o", columns=order)
+            keys = 2 * shape.kv_heads * shape.head_dim if self._keys_of == index else 0
+            rows = torch.cat([order, torch.arange(len(order), len(order) + keys)])
+            columns = order if differential is None else head_order(differential.outputs)
+            self._qkv, self._o = layer_weights.linear("qkv", rows=rows), layer_weights.linear("o", columns=columns)
         else:
             latent = layer_weights.latent(spec.latent, shape.heads)
             self._qkv, self._o = latent.qkv, latent.output
@@ -133,6 +139,10 @@ class PackedLayer:
             if mlp_norm is not None:
                 x.copy_(mlp_norm(x))
 
+    def write_keys(self, x: torch.Tensor, step: SequenceStep | BatchStep, rotations: Rotations) -> None:
+        """Write keys and values of x (r, hidden) to the cache, which is all that a layer without a mixer keeps."""
+        step.write(self._index, self._projected(self._normed(x), rotations, None))
+
     def _mixed(
         self,
         x: torch.Tensor,
@@ -142,24 +152,35 @@ class PackedLayer:
         recurrent: RecurrentStep | None,
     ) -> torch.Tensor:
         """What attention and the mixer make of x, as far as there are such."""
-        normed = x if self._attn_norm is None else self._attn_norm(x)
+        normed = self._normed(x)
         if self._mixer is None:
             return self._attended(normed, step, rotations, added_qkv)
         assert recurrent is not None, "sequences without the states of the model's mixers"
         mixed = self._mixer.run(normed, recurrent, self._index)
         return mixed.add_(self._attended(normed, step, rotations, added_qkv)) if self._attention else mixed
 
+    def _normed(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self._attn_norm is None else self._attn_norm(x)
+
     def _attended(
         self, normed: torch.Tensor, step: AttentionStep, rotations: Rotations, added_qkv: torch.Tensor | None
     ) -> torch.Tensor:
+        attended = step.attend(self._keys_of, self._projected(normed, rotations, added_qkv), self._sinks)
+        if self._differential is not None:
+            attended = self._differential.difference(attended)
+        return self._o(attended if self._gate is None else attended.mul_(self._gate(normed).sigmoid_()))
+
+    def _projected(self, normed: torch.Tensor, rotations: Rotations, added_qkv: torch.Tensor | None) -> torch.Tensor:
+        """Queries (r, g * h, d), and keys and values behind them where the layer has its own."""
         qkv = self._qkv(normed)
+        if self._differential is not None:
+            return self._differential.filled(qkv)
         qkv = (qkv if added_qkv is None else qkv + added_qkv).view(self._shape)
         if self._qk_norm is not None:
             self._qk_norm(qkv)
         if self._rope is not None:
             rotate_(qkv.narrow(1, 0, self._rotated), rotations[self._rope])
-        attended = step.attend(self._index, qkv, self._sinks)
-        return self._o(attended if self._gate is None else attended.mul_(self._gate(normed).sigmoid_()))
+        return qkv
 
     def _transformed(self, x: torch.Tensor) -> torch.Tensor:
         assert self.feed_forward is not None, "a layer without an MLP"
@@ -215,12 +236,16 @@ class Decoder:
     Attributes:
         placement: what embeddings get for their positions.
         biases: what distances add to the scores of attention, by layer; empty where they do not.
+        sums: the dtype of states between layers.
+        optional: the first of the last layers that need no row but those that something is wanted of: they keep nothing
+            of a text, or `keep` has written it; the number of layers where there are none.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights, *, row_invariant: RowInvariance = True) -> None:
         self.spec, self.shape = spec, attention_shape(spec)
         self.embedding = weights.pop("embed.weight")
         self.dtype = self.embedding.dtype
+        self.sums = torch.promote_types(self.dtype, torch.float32) if spec.wide_sums else self.dtype
         self.to_logits = head_of(spec, weights, self.embedding, row_invariant or True)
         self.placement = placement_of(spec, weights, self.dtype, self.embedding.device)
         self._norm = norm_of(spec, weights, "final_norm") or torch.clone
@@ -230,6 +255,7 @@ class Decoder:
             PackedLayer(spec, self.shape, i, OwnWeights(weights, f"layers.{i}.", spec, row_invariant, self.dtype))
             for i in range(spec.num_layers)
         ]
+        self.optional = spec.num_layers if spec.encoder is not None else _first_optional(spec)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """(r, hidden) new tensor."""
@@ -275,7 +301,7 @@ class Decoder:
             for layer in self.layers:
                 layer.run(x, step, rotations, added_qkv=added_qkv, source=source, recurrent=recurrent)
             return {}
-        kept = {-1: x.clone()} if -1 in taps and plan.first == 0 else {}
+        kept = {-1: x.to(self.dtype, copy=True)} if -1 in taps and plan.first == 0 else {}
         for index in range(plan.first, len(self.layers) if plan.stop is None else plan.stop):
             attention, mlp = index not in plan.skip_attention, index not in plan.skip_mlp
             self.layers[index].run(
@@ -283,5 +309,30 @@ class Decoder:
                 recurrent=recurrent,
             )  # fmt: skip
             if index in taps:
-                kept[index] = x.clone()
+                kept[index] = x.to(self.dtype, copy=True)
         return kept
+
+    def keep(
+        self,
+        x: torch.Tensor,
+        step: SequenceStep | BatchStep,
+        rotations: Rotations,
+        taps: Collection[int] = (),
+        *,
+        recurrent: RecurrentStep | None = None,
+    ) -> dict[int, torch.Tensor]:
+        """Run the layers before `optional` in place on x (r, hidden), and leave all that the others keep of it.
+
+        Args:
+            taps: layers before `optional`; see `run`.
+        """
+        kept = self.run(x, step, rotations, LayerPlan(stop=self.optional), taps, recurrent=recurrent)
+        if self.optional < self.spec.tail:
+            self.layers[self.optional].write_keys(x, step, rotations)
+        return kept
+
+
+def _first_optional(spec: ModelSpec) -> int:
+    """See `Decoder.optional`: the tail, and the layer before it where that keeps keys and values alone."""
+    before = spec.layers[spec.tail - 1]
+    return spec.tail - 1 if 0 < spec.tail < spec.num_layers and before.mixer is None else spec.tail

@@ -32,8 +32,12 @@ def norm_of(spec: ModelSpec, weights: Weights, name: str) -> Map | None:
     if weight is None:
         return None
     if spec.norm == "layer":
-        return make_layer_norm(weight, bias, spec.norm_eps)
-    return make_norm(weight, spec.norm_eps, offset=spec.norm_offset)
+        norm = make_layer_norm(weight, bias, spec.norm_eps)
+    else:
+        norm = make_norm(weight, spec.norm_eps, offset=spec.norm_offset)
+    if not spec.wide_sums:
+        return norm
+    return lambda x: norm(x.to(weight.dtype))
 
 
 class OwnWeights:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from paceline.models.attention.segments import Segment
+from paceline.models.attention.segments import Segment, parts_with
 from paceline.models.attention.source_attention import RelativeSteps, SourceAttention
 from paceline.models.attention.tree_attention import AttentionStep, BatchStep, Masks, SequenceStep
 from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
@@ -18,7 +18,11 @@ from paceline.models.layers.rope import Rotary
 
 
 class EagerPasses:
-    """See `Passes`."""
+    """See `Passes`.
+
+    The last layers, if they keep nothing of a text, run for those rows alone whose logits are wanted: of known tokens
+    the last one, as a rule.
+    """
 
     name = "operators"
 
@@ -49,10 +53,17 @@ class EagerPasses:
         positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
         if not plan.first:
             x = decoder.placement.apply(x, positions)
-        kept = decoder.run(
-            x, self._step(segments), self.rotary.at(positions, lengths), plan, taps,
-            added_qkv=added_qkv, source=source or self._source(segments), recurrent=self._recurrent(segments),
-        )  # fmt: skip
+        x = x.to(decoder.sums)
+        rotations, recurrent = self.rotary.at(positions, lengths), self._recurrent(segments)
+        plain = plan is ALL_LAYERS and not lengths and not states and added_qkv is None
+        if logits is not None and plain and len(logits) < len(x) and self._are_before_optional(taps):
+            kept = decoder.keep(x, self._plain_step(segments), rotations, taps, recurrent=recurrent)
+            x, logits = self._wanted_rows(x, segments, logits, recurrent)
+        else:
+            kept = decoder.run(
+                x, self._step(segments), rotations, plan, taps,
+                added_qkv=added_qkv, source=source or self._source(segments), recurrent=recurrent,
+            )  # fmt: skip
         if len(decoder.layers) in taps:
             kept[len(decoder.layers)] = decoder.final_norm(x).contiguous()
         if logits is None:
@@ -63,7 +74,31 @@ class EagerPasses:
             scores = decoder.head(x.index_select(0, torch.tensor(logits, device=x.device)))
         else:
             scores = x.new_empty(0, decoder.spec.vocab_size)
-        return PassResult(scores, x if states else x[:0], kept)
+        return PassResult(scores, (x if states else x[:0]).to(decoder.dtype), kept)
+
+    def _are_before_optional(self, taps: Collection[int]) -> bool:
+        """Whether there are layers that not all rows need, and nothing is wanted of them for all rows."""
+        optional = self.decoder.optional
+        return optional < len(self.decoder.layers) and all(layer < optional for layer in taps)
+
+    def _wanted_rows(
+        self, x: torch.Tensor, segments: Sequence[Segment], wanted: Sequence[int], recurrent: RecurrentStep | None
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Run the optional layers for some rows of x (r, hidden).
+
+        Returns:
+            States (n, hidden) behind the last layer, and which of these n are the wanted ones.
+        """
+        parts, rows, picked = parts_with(segments, wanted)
+        index = torch.tensor(rows, dtype=torch.int64, device=x.device)
+        x = x[index]
+        if parts:
+            if recurrent is not None:
+                recurrent.keep_rows(index)
+            rotations = self.rotary.at([position for part in parts for position in part.positions()], ())
+            rest = LayerPlan(first=self.decoder.optional)
+            self.decoder.run(x, self._plain_step(parts), rotations, rest, recurrent=recurrent)
+        return x, picked
 
     def source_queries(
         self, segment: Segment, fed: Sequence[int], layers: Collection[int]
@@ -84,6 +119,9 @@ class EagerPasses:
     def _step(self, segments: Sequence[Segment]) -> AttentionStep:
         if self.decoder.biases:
             return RelativeSteps(self.decoder.shape, self.masks, segments, self.decoder.biases)
+        return self._plain_step(segments)
+
+    def _plain_step(self, segments: Sequence[Segment]) -> SequenceStep | BatchStep:
         if len(segments) == 1:
             return SequenceStep(self.decoder.shape, self.masks, segments[0])
         return BatchStep(self.decoder.shape, self.masks, segments)

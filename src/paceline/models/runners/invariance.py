@@ -120,7 +120,7 @@ class _InvarianceTrial:
     def cached(self, cache: State, length: int) -> torch.Tensor:
         """Keys and values of the first `length` positions, of all layers that are run."""
         layers = zip(self.arena.layers[: self.plan.stop], self.runner.spec.layers, strict=False)
-        with_keys = [(kv, layer.window) for kv, layer in layers if layer.attention]
+        with_keys = [(kv, layer.window) for kv, layer in layers if layer.keeps_keys]
         slots = [torch.from_numpy(keys_of(cache).slots_of_kind(0, length, window)) for _, window in with_keys]
         return torch.stack([kv[at] for (kv, _), at in zip(with_keys, slots, strict=True)])
 

@@ -336,7 +336,7 @@ class NativeRunner(StateOperations[NativeCache]):
 
 def _without_keys(spec: ModelSpec) -> list[int]:
     """Layers that keep no keys and values; those of a source that a layer attends to lie in the arena, too."""
-    return [index for index, layer in enumerate(spec.layers) if not layer.attention and spec.encoder is None]
+    return [index for index, layer in enumerate(spec.layers) if not layer.keeps_keys and spec.encoder is None]
 
 
 def _compiled(

@@ -33,7 +33,8 @@ class RecurrentRunner(StateOperations[CompositeState]):
     """See `models.base.Runner`.
 
     Args:
-        spec: of layers some of which have mixers.
+        spec: of layers some of which have mixers. Where layers read what others have made in the same pass, none of
+            them runs without the others, and there is no `run_layers`.
         options: of `NativeRunner`.
 
     Attributes:
@@ -47,7 +48,9 @@ class RecurrentRunner(StateOperations[CompositeState]):
         self.capabilities = native.capabilities.within(abilities)
         self.memory = self._memory()
         self.extend, self.extend_embeddings, self.score = native.extend, native.extend_embeddings, native.score
-        self.run_layers, self.embed, self.head = native.run_layers, native.embed, native.head
+        self.embed, self.head = native.embed, native.head
+        if not spec.shares_across_layers:
+            self.run_layers = native.run_layers
 
     def _memory(self) -> ArenaMemory:
         """Beginnings are shared with the states behind them, where both depend on nothing else and blocks can hold

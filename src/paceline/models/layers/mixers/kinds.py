@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.models.layers.mixers.gated_delta import GatedDelta
+from paceline.models.layers.mixers.gated_memory import GatedMemory
 from paceline.models.layers.mixers.kimi_delta import KimiDelta
 from paceline.models.layers.mixers.light_net import LightNet
 from paceline.models.layers.mixers.mamba import Mamba
@@ -18,6 +19,7 @@ from paceline.models.layers.mixers.step import RecurrentStep
 from paceline.models.layers.own_weights import OwnWeights
 from paceline.models.mixer_spec import (
     DeltaSpec,
+    GatedMemorySpec,
     KimiDeltaSpec,
     LightNetSpec,
     Mamba2Spec,
@@ -41,6 +43,7 @@ KINDS: Mapping[type[Any], Callable[[Any, OwnWeights], Mixer]] = {
     KimiDeltaSpec: KimiDelta,
     Mamba2Spec: Mamba2,
     MambaSpec: Mamba,
+    GatedMemorySpec: GatedMemory,
     LightNetSpec: LightNet,
     SimpleUnitSpec: SimpleUnit,
 }

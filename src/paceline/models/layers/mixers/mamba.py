@@ -50,4 +50,6 @@ class Mamba:
         x = in_float32(columns)
         new = Recurrence(queries, keys, (steps * x).unsqueeze(-1), steps.unsqueeze(-1) * self._rate)
         read = step.recur(layer, new).squeeze(-1) + self._skip * x
+        if self._spec.publishes:
+            step.published = read
         return self._out((read * F.silu(in_float32(gate))).to(normed.dtype))

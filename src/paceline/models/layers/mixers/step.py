@@ -28,6 +28,10 @@ class RecurrentStep:
 
     Args:
         segments: of sequences that have states.
+
+    Attributes:
+        published: (rows, channels) what a mixer of this pass has read, for gated memory units of later layers; float32
+            or float64.
     """
 
     def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
@@ -38,6 +42,11 @@ class RecurrentStep:
             sees = torch.from_numpy(segment.sees[segment.done :]).to(device)
             self._rows.append(_Rows(segment, segment.recurrent, start, sees))
             start += segment.rows
+        self.published = torch.empty(start, 0, device=device)
+
+    def keep_rows(self, rows: torch.Tensor) -> None:
+        """Later layers, none of which has a state, run these rows alone."""
+        self.published = self.published[rows]
 
     def convolve(self, layer: int, columns: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
         """(rows, channels): each row's column and those of the last tokens before it, weighed and summed.
