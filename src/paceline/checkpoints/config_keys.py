@@ -162,6 +162,18 @@ class ConfigKeys:
                 raise self.wrong(name, f"a list of {length} finite numbers")
         return None if value is None else [float(item) for item in value]
 
+    def only(self, implemented: Mapping[str, tuple[object, ...]]) -> None:
+        """Reject keys that have another value than null or one of those that are implemented.
+
+        Raises:
+            UnsupportedModelError: the first of them.
+        """
+        for name, values in implemented.items():
+            if self.get(name) not in (None, *values):
+                raise UnsupportedModelError(
+                    f"{self.family}: {name}={self.get(name)!r} is not implemented in the native decoder"
+                )
+
     def wrong(self, name: str, rule: str) -> CheckpointError:
         """The error for a value of the wrong kind."""
         return CheckpointError(

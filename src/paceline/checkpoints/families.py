@@ -6,7 +6,6 @@ A family is one line of `FAMILIES`. What a file asks for and the decoder cannot 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,14 +15,8 @@ from paceline.checkpoints.config_keys import ConfigKeys, layer_specs, local_and_
 from paceline.checkpoints.encoder_decoder_families import encoder_decoder_spec, is_encoder_decoder
 from paceline.checkpoints.hybrid_families import HYBRID_FAMILIES
 from paceline.checkpoints.mamba_families import MAMBA_FAMILIES
-from paceline.checkpoints.model_family import (
-    ModelFamily,
-    Rename,
-    expert_groups,
-    granite_multipliers,
-    latent_fields,
-    moe_spec,
-)
+from paceline.checkpoints.mixture_families import MIXTURE_FAMILIES, QWEN
+from paceline.checkpoints.model_family import ModelFamily, Rename, granite_multipliers
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import LayerSpec, ModelSpec, RopeSpec
 from paceline.utils import shortened
@@ -37,16 +30,16 @@ ACTIVATIONS: Mapping[str, Literal["silu", "gelu", "gelu_tanh"]] = {
 }
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "use_bidirectional_attention": (None, False),
-    "is_causal": (None, True),
-    "add_cross_attention": (None, False),
-    "clip_qkv": (None,),
-    "attention_chunk_size": (None,),
-    "use_mrope": (None, False),
-    "rope_interleaved": (None, False),
-    "lm_head_bias": (None, False),
+    "use_bidirectional_attention": (False,),
+    "is_causal": (True,),
+    "add_cross_attention": (False,),
+    "clip_qkv": (),
+    "attention_chunk_size": (),
+    "use_mrope": (False,),
+    "rope_interleaved": (False,),
+    "lm_head_bias": (False,),
 }
-"""Keys that change the model, with the values under which they do not."""
+"""Keys that change the model, with the values beside null under which they do not."""
 
 
 def _gemma(keys: ConfigKeys) -> dict[str, Any]:
@@ -61,24 +54,6 @@ def _gemma(keys: ConfigKeys) -> dict[str, Any]:
 def _gemma3(keys: ConfigKeys) -> dict[str, Any]:
     # The attention of Gemma 3 takes no soft-cap, whatever its configuration says.
     return _gemma(keys) | {"attention_softcap": None}
-
-
-def _mixtral(keys: ConfigKeys) -> dict[str, Any]:
-    inner = keys.size("intermediate_size")
-    return {"moe": moe_spec(keys, "num_local_experts", inner, norm_top_k=True)}
-
-
-def _qwen3_moe(keys: ConfigKeys) -> dict[str, Any]:
-    inner = keys.size("moe_intermediate_size")
-    return {"moe": moe_spec(keys, "num_experts", inner, norm_top_k=keys.flag("norm_topk_prob"))}
-
-
-def _qwen2_moe(keys: ConfigKeys) -> dict[str, Any]:
-    moe = moe_spec(keys, "num_experts", keys.size("moe_intermediate_size"), norm_top_k=keys.flag("norm_topk_prob"))
-    moe = replace(moe, shared=keys.size("shared_expert_intermediate_size"), shared_gate=True)
-    if keys.flag("use_sliding_window"):
-        raise UnsupportedModelError(f"{keys.family}: use_sliding_window=True is not implemented")
-    return {"moe": moe, "qkv_bias": keys.flag("qkv_bias")}
 
 
 def _starcoder2(keys: ConfigKeys) -> dict[str, Any]:
@@ -98,44 +73,6 @@ def _cohere2(keys: ConfigKeys) -> dict[str, Any]:
     }
 
 
-def _gpt_oss(keys: ConfigKeys) -> dict[str, Any]:
-    moe = moe_spec(keys, "num_local_experts", keys.size("intermediate_size"), norm_top_k=True)
-    return {
-        "moe": replace(moe, bias=True),
-        "attention_sinks": True,
-        "activation": "clamped_swiglu",
-        "swiglu_alpha": keys.positive("swiglu_alpha"),
-        "swiglu_limit": keys.positive("swiglu_limit"),
-    }
-
-
-def _deepseek_v2(keys: ConfigKeys) -> dict[str, Any]:
-    method = keys.get("topk_method")
-    for key, fine in {"moe_layer_freq": (1,), "scoring_func": ("softmax",), "norm_topk_prob": (False,)}.items():
-        if keys.get(key) not in (None, *fine):
-            raise UnsupportedModelError(f"{keys.family}: {key}={keys.get(key)!r} is not implemented")
-    if method not in ("greedy", "group_limited_greedy"):
-        raise UnsupportedModelError(f"{keys.family}: topk_method={method!r} is not implemented")
-    fields = latent_fields(keys)
-    rope = replace(rope_spec(keys, keys.size("qk_rope_head_dim")), interleaved=True)
-    inner = keys.size("moe_intermediate_size")
-    moe = replace(
-        moe_spec(keys, "n_routed_experts", inner, norm_top_k=False),
-        shared=inner * (keys.optional_size("n_shared_experts") or 0),
-        scaling=keys.positive("routed_scaling_factor"),
-        groups=expert_groups(keys, keys.size("n_routed_experts")) if method == "group_limited_greedy" else None,
-    )
-    scale = fields["attention_scale"] * _length_scale(rope) ** 2
-    return fields | {"attention_scale": scale, "ropes": {"default": rope}, "moe": moe}
-
-
-def _length_scale(rope: RopeSpec) -> float:
-    """What DeepSeek multiplies queries and keys by where the context is stretched."""
-    scaling: Any = rope.scaling
-    factor, share = float(scaling.get("factor") or 1.0), float(scaling.get("mscale_all_dim") or 0.0)
-    return 1.0 if factor <= 1 else 1.0 + 0.1 * share * math.log(factor)
-
-
 _COMMON: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
@@ -145,7 +82,6 @@ _COMMON: Mapping[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
-_QWEN = {"max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA = {
     "head_dim": 256,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -170,11 +106,6 @@ _SMOLLM3 = {
     "num_key_value_heads": 4,
     "tie_word_embeddings": True,
 } | {"use_sliding_window": False, "no_rope_layer_interval": 4}
-_MIXTRAL = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 131072, "num_key_value_heads": 8}
-_MIXTRAL_MOE = {"num_local_experts": 8, "num_experts_per_tok": 2}
-_QWEN3_MOE = {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
-_QWEN2_MOE = {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "qkv_bias": True}
-_QWEN2_MOE |= {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
 _GRANITE = dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0)
 _STARCODER2 = {
     "hidden_act": "gelu_pytorch_tanh",
@@ -204,45 +135,14 @@ _COHERE2 = {
     "sliding_window_pattern": 4,
     "tie_word_embeddings": True,
 }
-_GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
-_GPT_OSS = {
-    "num_local_experts": 128,
-    "num_experts_per_tok": 4,
-    "head_dim": 64,
-    "num_key_value_heads": 8,
-    "sliding_window": 128,
-    "sliding_window_pattern": 2,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 150000.0,
-    "rope_parameters": _GPT_OSS_ROPE | {"original_max_position_embeddings": 4096},
-    "max_position_embeddings": 131072,
-    "attention_bias": True,
-    "swiglu_alpha": 1.702,
-    "swiglu_limit": 7.0,
-}
-_DEEPSEEK_V2 = {
-    "first_k_dense_replace": 0,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 1407,
-    "routed_scaling_factor": 1.0,
-    "topk_method": "greedy",
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-}
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8}
 
 FAMILIES: Mapping[str, ModelFamily] = {
     "llama": ModelFamily(mlp_bias=True),
     "mistral": ModelFamily(defaults=_MISTRAL, windows="all", attention_bias="no"),
-    "qwen2": ModelFamily(defaults=_QWEN | {"num_key_value_heads": 32}, windows="types", attention_bias="qkv"),
-    "mimo": ModelFamily(defaults=_QWEN | {"num_key_value_heads": 32}, windows="types", attention_bias="qkv"),
-    "qwen3": ModelFamily(
-        defaults=_QWEN | {"head_dim": 128, "num_key_value_heads": 32}, qk_norm="head", windows="types"
-    ),
+    "qwen2": ModelFamily(defaults=QWEN | {"num_key_value_heads": 32}, windows="types", attention_bias="qkv"),
+    "mimo": ModelFamily(defaults=QWEN | {"num_key_value_heads": 32}, windows="types", attention_bias="qkv"),
+    "qwen3": ModelFamily(defaults=QWEN | {"head_dim": 128, "num_key_value_heads": 32}, qk_norm="head", windows="types"),
     "gemma2": ModelFamily(defaults=_GEMMA2, placement="sandwich", norm_offset=True, windows="types", extra=_gemma),
     "gemma3_text": ModelFamily(
         defaults=_GEMMA3,
@@ -257,9 +157,6 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "smollm3": ModelFamily(defaults=_SMOLLM3, windows="types", mlp_bias=True),
     "olmo2": ModelFamily(defaults={"rms_norm_eps": 1e-5}, placement="post", qk_norm="full"),
     "granite": ModelFamily(defaults=_GRANITE, mlp_bias=True, extra=granite_multipliers),
-    "mixtral": ModelFamily(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
-    "qwen3_moe": ModelFamily(defaults=_QWEN | _QWEN3_MOE, qk_norm="head", windows="all", extra=_qwen3_moe),
-    "qwen2_moe": ModelFamily(defaults=_QWEN | _QWEN2_MOE, attention_bias="no", extra=_qwen2_moe),
     "starcoder2": ModelFamily(
         keys={"norm_epsilon": "rms_norm_eps"},
         names=_STARCODER2_NAMES,
@@ -277,8 +174,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
         rope_interleaved=True,
         extra=_cohere2,
     ),
-    "gpt_oss": ModelFamily(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
-    "deepseek_v2": ModelFamily(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
+    **MIXTURE_FAMILIES,
     **HYBRID_FAMILIES,
     **MAMBA_FAMILIES,
 }
@@ -288,11 +184,11 @@ MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_te
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model's configuration: `config`, or its `text_config` completed by what only `config` has."""
-    inner = config.get("text_config")
-    if str(config.get("model_type")) not in MULTIMODAL or not isinstance(inner, Mapping):
+    inner, name = config.get("text_config"), str(config.get("model_type"))
+    if name not in MULTIMODAL or not isinstance(inner, Mapping):
         return config
     outer = {key: config[key] for key in ("tie_word_embeddings", "dtype", "torch_dtype") if config.get(key) is not None}
-    return {**inner, **outer, "model_type": MULTIMODAL[str(config["model_type"])]}
+    return {**inner, **outer, "model_type": MULTIMODAL[name]}
 
 
 def renamed(stored: str, names: Rename) -> str:
@@ -333,7 +229,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     family = _family(config)
     keys = ConfigKeys(config, {**_COMMON, **family.defaults}, str(config["model_type"]), family.keys)
     keys.check()
-    _check_features(keys)
+    keys.only(NEUTRAL)
     heads, kv_heads, head_dim = _heads(keys) if family.attention else (1, 1, keys.size("hidden_size"))
     ropes = _ropes(keys, family, head_dim) if family.attention else {}
     bias = family.attention_bias == "key" and keys.flag("attention_bias")
@@ -393,14 +289,6 @@ def _heads(keys: ConfigKeys) -> tuple[int, int, int]:
             f"config.json: {heads} attention heads cannot share {kv_heads} key-value heads evenly; repair it"
         )
     return heads, kv_heads, keys.optional_size("head_dim") or keys.size("hidden_size") // heads
-
-
-def _check_features(keys: ConfigKeys) -> None:
-    for key, neutral in NEUTRAL.items():
-        if keys.get(key) not in neutral:
-            raise UnsupportedModelError(
-                f"{keys.family}: {key}={keys.get(key)!r} is not implemented in the native decoder"
-            )
 
 
 def _activation(keys: ConfigKeys) -> Literal["silu", "gelu", "gelu_tanh"]:

@@ -1,0 +1,118 @@
+"""Families with mixtures of experts in the place of MLPs, and attention in all layers; see `checkpoints.families`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from paceline.checkpoints.config_keys import ConfigKeys, rope_spec
+from paceline.checkpoints.model_family import ModelFamily, expert_groups, latent_fields, moe_spec
+from paceline.errors import UnsupportedModelError
+from paceline.models import RopeSpec
+
+
+def _mixtral(keys: ConfigKeys) -> dict[str, Any]:
+    inner = keys.size("intermediate_size")
+    return {"moe": moe_spec(keys, "num_local_experts", inner, norm_top_k=True)}
+
+
+def _qwen3_moe(keys: ConfigKeys) -> dict[str, Any]:
+    inner = keys.size("moe_intermediate_size")
+    return {"moe": moe_spec(keys, "num_experts", inner, norm_top_k=keys.flag("norm_topk_prob"))}
+
+
+def _qwen2_moe(keys: ConfigKeys) -> dict[str, Any]:
+    moe = moe_spec(keys, "num_experts", keys.size("moe_intermediate_size"), norm_top_k=keys.flag("norm_topk_prob"))
+    moe = replace(moe, shared=keys.size("shared_expert_intermediate_size"), shared_gate=True)
+    if keys.flag("use_sliding_window"):
+        raise UnsupportedModelError(f"{keys.family}: use_sliding_window=True is not implemented")
+    return {"moe": moe, "qkv_bias": keys.flag("qkv_bias")}
+
+
+def _gpt_oss(keys: ConfigKeys) -> dict[str, Any]:
+    moe = moe_spec(keys, "num_local_experts", keys.size("intermediate_size"), norm_top_k=True)
+    return {
+        "moe": replace(moe, bias=True),
+        "attention_sinks": True,
+        "activation": "clamped_swiglu",
+        "swiglu_alpha": keys.positive("swiglu_alpha"),
+        "swiglu_limit": keys.positive("swiglu_limit"),
+    }
+
+
+def _deepseek_v2(keys: ConfigKeys) -> dict[str, Any]:
+    method = keys.get("topk_method")
+    keys.only({"moe_layer_freq": (1,), "scoring_func": ("softmax",), "norm_topk_prob": (False,)})
+    if method not in ("greedy", "group_limited_greedy"):
+        raise UnsupportedModelError(f"{keys.family}: topk_method={method!r} is not implemented")
+    inner = keys.size("moe_intermediate_size")
+    moe = replace(
+        moe_spec(keys, "n_routed_experts", inner, norm_top_k=False),
+        shared=inner * (keys.optional_size("n_shared_experts") or 0),
+        scaling=keys.positive("routed_scaling_factor"),
+        groups=expert_groups(keys, keys.size("n_routed_experts")) if method == "group_limited_greedy" else None,
+    )
+    return _scaled_latent(keys) | {"moe": moe}
+
+
+def _scaled_latent(keys: ConfigKeys) -> dict[str, Any]:
+    """Latent attention, its rotated dimensions in pairs of neighbours."""
+    keys.only({"attention_bias": (False,), "rope_interleave": (True,)})
+    fields = latent_fields(keys)
+    rope = replace(rope_spec(keys, keys.size("qk_rope_head_dim")), interleaved=True)
+    scale = fields["attention_scale"] * _length_scale(rope) ** 2
+    return fields | {"attention_scale": scale, "ropes": {"default": rope}}
+
+
+def _length_scale(rope: RopeSpec) -> float:
+    """What DeepSeek multiplies queries and keys by where the context is stretched."""
+    scaling: Any = rope.scaling
+    factor, share = float(scaling.get("factor") or 1.0), float(scaling.get("mscale_all_dim") or 0.0)
+    return 1.0 if factor <= 1 else 1.0 + 0.1 * share * math.log(factor)
+
+
+QWEN = {"max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_MIXTRAL = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+_MIXTRAL_MOE = {"num_local_experts": 8, "num_experts_per_tok": 2}
+_QWEN3_MOE = {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+_QWEN2_MOE = {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "qkv_bias": True}
+_QWEN2_MOE |= {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
+_GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+_GPT_OSS = {
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "sliding_window": 128,
+    "sliding_window_pattern": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "rope_parameters": _GPT_OSS_ROPE | {"original_max_position_embeddings": 4096},
+    "max_position_embeddings": 131072,
+    "attention_bias": True,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
+}
+_DEEPSEEK_V2 = {
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 1407,
+    "routed_scaling_factor": 1.0,
+    "topk_method": "greedy",
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+MIXTURE_FAMILIES: Mapping[str, ModelFamily] = {
+    "mixtral": ModelFamily(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
+    "qwen3_moe": ModelFamily(defaults=QWEN | _QWEN3_MOE, qk_norm="head", windows="all", extra=_qwen3_moe),
+    "qwen2_moe": ModelFamily(defaults=QWEN | _QWEN2_MOE, attention_bias="no", extra=_qwen2_moe),
+    "gpt_oss": ModelFamily(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
+    "deepseek_v2": ModelFamily(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
+}
