@@ -218,6 +218,16 @@ FEATURES = {
         "moe": MoeSpec(experts=12, top_k=3, intermediate=40, norm_top_k=True, groups=(4, 2)),
         "layers": MIXED_LAYERS,
     },
+    "experts chosen by sigmoids": {
+        "moe": MoeSpec(experts=5, top_k=2, intermediate=40, norm_top_k=False, sigmoid=True),
+        "layers": MIXED_LAYERS,
+    },
+    "groups of experts chosen by sigmoids": {
+        "moe": MoeSpec(
+            experts=70, top_k=3, intermediate=40, norm_top_k=True, groups=(14, 3), sigmoid=True, shared=24, scaling=2.5
+        ),
+        "layers": MIXED_LAYERS,
+    },
     "scaled shares of experts": {
         "moe": MoeSpec(experts=5, top_k=2, intermediate=40, norm_top_k=False, scaling=2.5),
         "layers": MIXED_LAYERS,
@@ -227,6 +237,7 @@ WITHOUT = {
     "an MLP beside experts, behind a gate": {"shared_gate": False},
     "groups of experts": {"groups": None},
     "scaled shares of experts": {"scaling": 1.0},
+    "groups of experts chosen by sigmoids": {"groups": None},
 }
 """What a mixture must not be taken for."""
 
@@ -283,6 +294,15 @@ def test_features_of_mixtures_make_a_difference(name):
     assert not close(whole_pass(ours, IDS[:30]), whole_pass(plain, IDS[:30]), 1e-2)
 
 
+def test_a_bias_of_experts_chosen_by_sigmoids_counts():
+    spec = replace(spec_of(tiny_llama(**WIDE).config), **FEATURES["experts chosen by sigmoids"])
+    weights = random_weights(spec, torch.float32)
+    want = whole_pass(made(spec, weights, torch.float32, compiled=False), IDS[:30])
+    assert close(whole_pass(made(spec, weights, torch.float32), IDS[:30]), want)
+    unbiased = {k: torch.zeros_like(v) if k.endswith("router.bias") else v for k, v in weights.items()}
+    assert not close(whole_pass(made(spec, unbiased, torch.float32), IDS[:30]), want, 1e-2)
+
+
 def test_shared_and_chosen_experts_may_be_rounded_to_other_forms():
     moe = MoeSpec(experts=5, top_k=2, intermediate=40, norm_top_k=True, shared=24, shared_gate=True)
     spec = replace(spec_of(tiny_llama(**WIDE).config), moe=moe, layers=MIXED_LAYERS)
@@ -311,9 +331,11 @@ LIKE = {
         "layers": (LayerSpec(moe=True),) * 3,
         "qkv_bias": True,
     },
-    "deepseek_v2": FEATURES["latent attention of queries"]
+    "deepseek_v3": FEATURES["latent attention of queries"]
     | {
-        "moe": MoeSpec(experts=8, top_k=3, intermediate=40, norm_top_k=False, shared=80, scaling=1.5, groups=(4, 2)),
+        "moe": MoeSpec(
+            experts=8, top_k=3, intermediate=40, norm_top_k=True, shared=80, scaling=1.5, groups=(4, 2), sigmoid=True
+        ),
         "layers": (LayerSpec(), LayerSpec(moe=True), LayerSpec(moe=True)),
         "intermediate_size": 184,
     },

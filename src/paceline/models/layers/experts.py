@@ -93,7 +93,7 @@ def _by_sigmoid(
     moe: MoeSpec, preference: torch.Tensor | None, scores: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `_by_softmax`, see `MoeSpec.sigmoid`."""
-    shares = scores.sigmoid()
+    shares = sigmoid_by_row(scores)
     ranked = shares if preference is None else shares + preference
     if moe.groups is not None:
         grouped = ranked.view(len(ranked), moe.groups[0], -1)
@@ -104,6 +104,11 @@ def _by_sigmoid(
     if moe.norm_top_k:
         share = share / (share.sum(-1, keepdim=True) + 1e-20)
     return share * moe.scaling, chosen
+
+
+def sigmoid_by_row(x: torch.Tensor) -> torch.Tensor:
+    """The sigmoid of (r, n); that of a view goes row by row, so that a row keeps its bits."""
+    return F.pad(x, (0, 1))[:, :-1].sigmoid_()
 
 
 def _in_best_groups(grouped: torch.Tensor, ranks: torch.Tensor, best: int, outside: float) -> torch.Tensor:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.nn import functional as F
 
-from paceline.models.layers.experts import make_mlp, make_moe
+from paceline.models.layers.experts import make_mlp, make_moe, sigmoid_by_row
 from paceline.models.layers.latent import LatentAttention, make_latent_norm
 from paceline.models.layers.linear import (
     Map,
@@ -110,7 +109,7 @@ class OwnWeights:
         if not spec.moe.shared_gate:
             return lambda x: experts(x).add_(shared(x))
         gate = self.linear("shared.gate")
-        return lambda x: experts(x).add_(shared(x).mul_(_sigmoid_by_row(gate(x))))
+        return lambda x: experts(x).add_(shared(x).mul_(sigmoid_by_row(gate(x))))
 
     def _wide_router(self) -> Map:
         """The router in float32, or in float64 for a float64 model."""
@@ -179,8 +178,3 @@ def _in_place(norm: Map, heads: tuple[int, int], *, flat: bool) -> Callable[[tor
         part.copy_(norm(part.flatten(1)).view_as(part) if flat else norm(part))
 
     return apply
-
-
-def _sigmoid_by_row(x: torch.Tensor) -> torch.Tensor:
-    """The sigmoid of (r, 1); that of a view goes row by row, so that a row keeps its bits."""
-    return F.pad(x, (0, 1))[:, :1].sigmoid_()
