@@ -343,6 +343,18 @@ CASES["mimo"] = Case(
     old={"attention_bias": True, "rope_theta": 640.0, "rope_scaling": None, "use_mrope": False, "head_dim": 16}
     | {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 3, "num_nextn_predict_layers": 1},
 )
+_DEEPSEEK_V3 = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64, "q_lora_rank": 32}
+_DEEPSEEK_V3 |= {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+_DEEPSEEK_V3 |= {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+CASES["deepseek_v3"] = Case(
+    model_type="deepseek_v3",
+    new=_DEEPSEEK_V3 | _rope("yarn", 500.0, **_LATENT_ROPE),
+    old=_DEEPSEEK_V3
+    | {"n_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "moe_layer_freq": 1}
+    | {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 1}
+    | {"rope_theta": 500.0, "rope_scaling": {"type": "yarn", **_LATENT_ROPE}},
+    keys=qwen_moe_keys,
+)
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_OLD = {"full_attn_idxs": [1], "block_ff_dim": 96, "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_MOE = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_dense_layers": 1}
@@ -635,6 +647,9 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
     "bamba": _WIDE_MAMBA2 | {"num_attention_heads": 1},
 }
 """Sizes that compiled passes take."""
+
+COMPILED = (*(f"{name}-wide" for name in WIDE), "deepseek_v3")
+"""Cases of such sizes."""
 
 CASES |= {
     f"{name}-wide": replace(CASES[name], new={**CASES[name].new, **sizes}, old={**CASES[name].old, **sizes})

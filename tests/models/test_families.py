@@ -109,6 +109,36 @@ def test_gemma_3_4b_leaves_out_what_is_default() -> None:
     assert (spec.tied, spec.dtype, spec.embedding_multiplier) == (True, "bfloat16", 2560**0.5)
 
 
+KIMI_K2: dict[str, Any] = {
+    "model_type": "kimi_k2",
+    "vocab_size": 163840,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "n_routed_experts": 384,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.827,
+    "max_position_embeddings": 131072,
+    "rope_theta": 50000.0,
+    "rope_scaling": {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    | {"original_max_position_embeddings": 4096, "type": "yarn"},
+}
+
+
+def test_kimi_k2_is_a_deepseek_v3() -> None:
+    spec = spec_from_config(KIMI_K2)
+    assert spec.moe is not None
+    assert (spec.moe.experts, spec.moe.top_k, spec.moe.shared, spec.moe.groups) == (384, 8, 2048, None)
+    assert (spec.max_context, spec.layers[0].moe, spec.layers[1].moe) == (131072, False, True)
+    assert spec == spec_from_config(KIMI_K2 | {"model_type": "deepseek_v3"})
+    assert spec != spec_from_config(KIMI_K2 | {"model_type": "deepseek_v3", "n_group": 8, "topk_group": 4})
+
+
 def test_windows() -> None:
     def windows(config: dict[str, Any]) -> list[int | None]:
         return [layer.window for layer in spec_from_config(OLD | config).layers]
@@ -157,6 +187,8 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "rwkv"}, "'rwkv'"),
     ({"model_type": "mamba", "hidden_act": "gelu"}, "'gelu'"),
     ({"model_type": "lfm2_moe", "use_expert_bias": False}, "use_expert_bias=False"),
+    ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func='softmax'"),
+    ({"model_type": "deepseek_v3", "rope_interleave": False}, "rope_interleave=False"),
     ({"model_type": "kimi_linear", "mla_use_nope": False}, "mla_use_nope=False"),
     ({"model_type": "lightnet", "use_short_conv": True}, "use_short_conv=True"),
     ({"model_type": "lightnet", "attn": {"layers": [1]}}, "attn="),

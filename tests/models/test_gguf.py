@@ -92,6 +92,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek_v2-groups": ("deepseek2", "deepseek_v2", LATENT | {"q_lora_rank": 28, "n_group": 4, "topk_group": 2,
                                                                  "topk_method": "group_limited_greedy",
                                                                  "routed_scaling_factor": 1.5}),
+    "deepseek_v3": ("deepseek2", "deepseek_v3", LATENT | {"q_lora_rank": 28, "n_group": 4, "topk_group": 2,
+                                                          "first_k_dense_replace": 1}),
 }  # fmt: skip
 """Name -> architecture in GGUF, model_type of transformers, keys of its configuration."""
 
@@ -104,6 +106,9 @@ PATTERNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 SLIDES = {"gemma2", "gemma3", "cohere2", "gpt-oss"}
 TURNED = {"llama", "smollm3", "granite"}
+SIGMOIDS = {"deepseek_v3"}
+"""Types whose experts are chosen by sigmoids."""
+
 PARTS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -181,6 +186,8 @@ def stored(name: str, model: Any) -> dict[str, torch.Tensor]:
         elif stem == "self_attn.kv_b_proj" and config.q_lora_rank is None:  # of older files it is one
             keys, values = value.view(4, 36, 24).split((16, 20), 1)
             found |= {f"{at}attn_k_b.weight": keys.transpose(1, 2), f"{at}attn_v_b.weight": values}
+        elif ending == "e_score_correction_bias":
+            found[f"{at}exp_probs_b.bias"] = value
         elif part == "mlp.experts.gate_up_proj":
             found[f"{at}ffn_gate_exps.weight"], found[f"{at}ffn_up_exps.weight"] = value.chunk(2, 1)
         elif part == "mlp.experts.down_proj":
@@ -285,6 +292,9 @@ def describe(writer: Any, architecture: str, config: Any) -> None:
     }.items():
         if value is not None:
             writer.add_uint32(f"{architecture}.{key}", value)
+    if config.model_type in SIGMOIDS:
+        writer.add_uint32(f"{architecture}.expert_gating_func", 2)
+        writer.add_bool(f"{architecture}.expert_weights_norm", config.norm_topk_prob)
     describe_rotary(writer, architecture, config, head)
     for key, ours in {"rms_epsilon": "rms_norm_eps", "epsilon": "norm_epsilon"}.items():
         if (epsilon := getattr(config, ours, getattr(config, "layer_norm_eps", None))) is not None:
@@ -377,9 +387,7 @@ def test_layers_slide_as_the_file_says(tmp_path: Path, name: str, pattern: int |
     assert (unsaid - wanted).abs().max() > 0.01
 
 
-def test_deepseek_v3_is_no_deepseek_v2(tmp_path: Path) -> None:
-    """Files of both have one architecture; a router with sigmoids is rejected."""
-
+def test_routers_with_neither_softmax_nor_sigmoids_are_rejected(tmp_path: Path) -> None:
     def tokenizer(writer: Any, gating: int) -> None:
         byte_level(writer)
         writer.add_uint32("deepseek2.expert_gating_func", gating)
@@ -391,10 +399,10 @@ def test_deepseek_v3_is_no_deepseek_v2(tmp_path: Path) -> None:
             oracle("deepseek_v2"),
             tokenizer=partial(tokenizer, gating=gating),
         )
-        for gating in (1, 2)
+        for gating in (1, 3)
     )
     assert (values_of(one) - logits_of(oracle("deepseek_v2"), TEXT)).abs().max() < 1e-4
-    with pytest.raises(UnsupportedModelError, match="deepseek_v2: scoring_func='number 2' is not implemented"):
+    with pytest.raises(UnsupportedModelError, match="deepseek_v2: scoring_func='number 3' is not implemented"):
         values_of(two)
 
 

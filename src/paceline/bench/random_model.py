@@ -52,6 +52,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "cohere2": {"sliding_window": 4096},
     "gpt_oss": {"sliding_window": 128},
     "deepseek_v2": {"q_lora_rank": None, "first_k_dense_replace": 1},
+    "deepseek_v3": {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
 }
 """Names of families, and what their published models have beside sizes, where transformers has another default."""
 
@@ -195,7 +196,7 @@ def shape_config(shape: RandomShape) -> Any:
             "num_experts_per_tok": shape.top_k,
             "moe_intermediate_size": shape.mlp,
         }
-    elif shape.family == "deepseek_v2":
+    elif shape.family.startswith("deepseek"):
         settings |= {"n_routed_experts": shape.experts, "num_experts_per_tok": shape.top_k}
         settings |= {"moe_intermediate_size": shape.mlp, "num_key_value_heads": shape.heads}
     elif shape.family in ("mixtral", "gpt_oss"):
@@ -215,7 +216,9 @@ def _tensors(config: Any, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
         skeleton = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)
     norms = 0.0 if config.model_type.startswith("gemma") else 1.0  # Gemma's add 1 to it
-    for name, parameter in skeleton.named_parameters():
+    stored = skeleton.state_dict()
+    buffers = [(name, buffer) for name, buffer in skeleton.named_buffers() if name in stored]
+    for name, parameter in (*skeleton.named_parameters(), *buffers):
         if name.endswith("norm.weight"):
             values = torch.full(parameter.shape, norms)
         elif name.endswith("bias"):

@@ -181,10 +181,15 @@ FAMILIES: Mapping[str, ModelFamily] = {
 MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 """Families whose text part, `text_config`, runs natively."""
 
+ALIASES: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}
+"""Other names of families in files."""
+
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model's configuration: `config`, or its `text_config` completed by what only `config` has."""
     inner, name = config.get("text_config"), str(config.get("model_type"))
+    if name in ALIASES:
+        return {**config, "model_type": ALIASES[name]}
     if name not in MULTIMODAL or not isinstance(inner, Mapping):
         return config
     outer = {key: config[key] for key in ("tie_word_embeddings", "dtype", "torch_dtype") if config.get(key) is not None}

@@ -338,31 +338,40 @@ def _gpt_oss(file: GgufFile) -> Metadata:
 
 
 def _deepseek2(file: GgufFile) -> Metadata:
-    rope, groups = file.number("rope.dimension_count"), file.get("expert_group_count", 1)
-    gating = file.get("expert_gating_func", SOFTMAX)
-    return {
+    rope, groups = file.number("rope.dimension_count"), file.get("expert_group_count") or 1
+    metadata = {
         "partial_rotary_factor": 1.0,
         "kv_lora_rank": file.get("attention.kv_lora_rank"),
         "q_lora_rank": file.get("attention.q_lora_rank"),
         "qk_rope_head_dim": rope,
         "qk_nope_head_dim": file.number("attention.key_length_mla", file.number("attention.key_length")) - rope,
         "v_head_dim": file.get("attention.value_length_mla", file.get("attention.value_length")),
+        **_routed_experts(file),
+    }
+    if metadata["scoring_func"] == "sigmoid":
+        return metadata | {"model_type": "deepseek_v3"}
+    return metadata | {"topk_method": "greedy" if groups == 1 else "group_limited_greedy"}
+
+
+def _routed_experts(file: GgufFile) -> Metadata:
+    """Experts chosen by groups, with an MLP beside them."""
+    gating = file.get("expert_gating_func") or SOFTMAX
+    return {
         "n_routed_experts": file.get("expert_count"),
-        "n_shared_experts": file.get("expert_shared_count") or None,
+        "n_shared_experts": file.get("expert_shared_count", 0),
         "num_experts_per_tok": file.get("expert_used_count"),
         "moe_intermediate_size": file.get("expert_feed_forward_length"),
         "first_k_dense_replace": file.get("leading_dense_block_count", 0),
         "routed_scaling_factor": file.get("expert_weights_scale", 1.0),
         "norm_topk_prob": bool(file.get("expert_weights_norm", False)),
-        "scoring_func": "softmax" if gating in (0, SOFTMAX) else f"number {gating}",
-        "topk_method": "greedy" if groups in (0, 1) else "group_limited_greedy",
-        "n_group": groups,
-        "topk_group": file.get("expert_group_used_count"),
+        "scoring_func": {SOFTMAX: "softmax", SIGMOID: "sigmoid"}.get(gating, f"number {gating}"),
+        "n_group": file.get("expert_group_count") or 1,
+        "topk_group": file.get("expert_group_used_count") or 1,
     }
 
 
-SOFTMAX = 1
-"""Number of the function that makes shares of experts of what the router says."""
+SOFTMAX, SIGMOID = 1, hybrids.SIGMOID
+"""Numbers of the functions that make shares of experts of what the router says."""
 
 SANDWICH = {"ffn_norm": "pre_feedforward_layernorm"}
 PHI3 = {"ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.gate_up_proj"}

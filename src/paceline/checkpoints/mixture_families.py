@@ -10,7 +10,7 @@ from typing import Any
 from paceline.checkpoints.config_keys import ConfigKeys, rope_spec
 from paceline.checkpoints.model_family import ModelFamily, expert_groups, latent_fields, moe_spec
 from paceline.errors import UnsupportedModelError
-from paceline.models import RopeSpec
+from paceline.models import MoeSpec, RopeSpec
 
 
 def _mixtral(keys: ConfigKeys) -> dict[str, Any]:
@@ -50,11 +50,35 @@ def _deepseek_v2(keys: ConfigKeys) -> dict[str, Any]:
     inner = keys.size("moe_intermediate_size")
     moe = replace(
         moe_spec(keys, "n_routed_experts", inner, norm_top_k=False),
-        shared=inner * (keys.optional_size("n_shared_experts") or 0),
+        shared=_shared(keys, inner),
         scaling=keys.positive("routed_scaling_factor"),
         groups=expert_groups(keys, keys.size("n_routed_experts")) if method == "group_limited_greedy" else None,
     )
     return _scaled_latent(keys) | {"moe": moe}
+
+
+def _deepseek_v3(keys: ConfigKeys) -> dict[str, Any]:
+    return _scaled_latent(keys) | {"moe": _sigmoid_moe(keys)}
+
+
+def _sigmoid_moe(keys: ConfigKeys) -> MoeSpec:
+    """The mixture of DeepSeek-V3, and of those that follow it."""
+    keys.only({"moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)})
+    inner = keys.size("moe_intermediate_size")
+    moe = moe_spec(keys, "n_routed_experts", inner, norm_top_k=keys.flag("norm_topk_prob"))
+    groups = expert_groups(keys, moe.experts)
+    return replace(
+        moe,
+        shared=_shared(keys, inner),
+        scaling=keys.positive("routed_scaling_factor"),
+        groups=None if groups[0] == 1 else groups,
+        sigmoid=True,
+    )
+
+
+def _shared(keys: ConfigKeys, inner: int) -> int:
+    """Inner width of the MLP that stands beside experts of the width `inner`."""
+    return inner * keys.count("n_shared_experts") if keys.given("n_shared_experts") else 0
 
 
 def _scaled_latent(keys: ConfigKeys) -> dict[str, Any]:
@@ -108,6 +132,24 @@ _DEEPSEEK_V2 = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
+_DEEPSEEK_V3 = {
+    "max_position_embeddings": 4096,
+    "num_key_value_heads": 128,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 
 MIXTURE_FAMILIES: Mapping[str, ModelFamily] = {
     "mixtral": ModelFamily(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
@@ -115,4 +157,5 @@ MIXTURE_FAMILIES: Mapping[str, ModelFamily] = {
     "qwen2_moe": ModelFamily(defaults=QWEN | _QWEN2_MOE, attention_bias="no", extra=_qwen2_moe),
     "gpt_oss": ModelFamily(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
     "deepseek_v2": ModelFamily(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
+    "deepseek_v3": ModelFamily(defaults=_DEEPSEEK_V3, attention_bias="no", extra=_deepseek_v3),
 }
