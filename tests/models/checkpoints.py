@@ -355,6 +355,21 @@ CASES["deepseek_v3"] = Case(
     | {"rope_theta": 500.0, "rope_scaling": {"type": "yarn", **_LATENT_ROPE}},
     keys=qwen_moe_keys,
 )
+_GLM4_MOE = {"head_dim": 64, "attention_bias": True, "use_qk_norm": True, "n_routed_experts": 6}
+_GLM4_MOE |= {
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+}
+CASES["glm4_moe"] = Case(
+    model_type="glm4_moe",
+    new=_GLM4_MOE | _rope("default", 500.0, partial_rotary_factor=0.5),
+    old=_GLM4_MOE
+    | {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "partial_rotary_factor": 0.5}
+    | {"rope_theta": 500.0, "rope_scaling": None, "rms_norm_eps": 1e-5, "first_k_dense_replace": 1},
+    keys=qwen_moe_keys,
+)
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_OLD = {"full_attn_idxs": [1], "block_ff_dim": 96, "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_MOE = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_dense_layers": 1}
@@ -648,7 +663,7 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
 }
 """Sizes that compiled passes take."""
 
-COMPILED = (*(f"{name}-wide" for name in WIDE), "deepseek_v3")
+COMPILED = (*(f"{name}-wide" for name in WIDE), "deepseek_v3", "glm4_moe")
 """Cases of such sizes."""
 
 CASES |= {

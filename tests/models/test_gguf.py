@@ -94,6 +94,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                                                  "routed_scaling_factor": 1.5}),
     "deepseek_v3": ("deepseek2", "deepseek_v3", LATENT | {"q_lora_rank": 28, "n_group": 4, "topk_group": 2,
                                                           "first_k_dense_replace": 1}),
+    "glm4_moe": ("glm4moe", "glm4_moe", {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                                         "attention_bias": True, "use_qk_norm": True}),
 }  # fmt: skip
 """Name -> architecture in GGUF, model_type of transformers, keys of its configuration."""
 
@@ -106,7 +108,7 @@ PATTERNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 SLIDES = {"gemma2", "gemma3", "cohere2", "gpt-oss"}
 TURNED = {"llama", "smollm3", "granite"}
-SIGMOIDS = {"deepseek_v3"}
+SIGMOIDS = {"deepseek_v3", "glm4_moe"}
 """Types whose experts are chosen by sigmoids."""
 
 PARTS = {
@@ -146,7 +148,11 @@ SANDWICH = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 GLM4 = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
-OWN = {"glm4": GLM4, "gpt-oss": {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"}}
+OWN = {
+    "glm4": GLM4,
+    "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
+    "gpt-oss": {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"},
+}
 
 
 @cache
@@ -289,6 +295,7 @@ def describe(writer: Any, architecture: str, config: Any) -> None:
         "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
         "attention.sliding_window": config.sliding_window if architecture in SLIDES else None,
         **(latent_sizes(config) if architecture == "deepseek2" else {}),
+        **(routed_experts(config) if hasattr(config, "n_routed_experts") else {}),
     }.items():
         if value is not None:
             writer.add_uint32(f"{architecture}.{key}", value)
@@ -319,6 +326,11 @@ def latent_sizes(config: Any) -> dict[str, int | None]:
         "attention.value_length_mla": config.v_head_dim,
         "attention.kv_lora_rank": config.kv_lora_rank,
         "attention.q_lora_rank": config.q_lora_rank,
+    }
+
+
+def routed_experts(config: Any) -> dict[str, int]:
+    return {
         "expert_count": config.n_routed_experts,
         "expert_shared_count": config.n_shared_experts,
         "expert_group_count": config.n_group,
@@ -439,6 +451,14 @@ def with_keys(path: Path, name: str, keys: dict[str, Any]) -> Path:
             getattr(writer, f"add_{kind}")(whole, value)
 
     return write(path, name, oracle(name), tokenizer=tokenizer)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = values_of(with_keys(tmp_path / "model.gguf", "glm4_moe", {".nextn_predict_layers": 1}))
+    whole = logits_of(oracle("glm4_moe"), TEXT)
+    monkeypatch.setattr(oracle("glm4_moe").config, "num_hidden_layers", 2)
+    assert (found - logits_of(oracle("glm4_moe"), TEXT)).abs().max() < 1e-4
+    assert (found - whole).abs().max() > 0.1
 
 
 FACTOR, OLDER, TYPE = ".rope.scaling.factor", ".rope.scale_linear", ".rope.scaling.type"

@@ -297,6 +297,7 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("gpt_oss", _fields(swiglu_alpha=1.0)),
     ("gpt_oss", _moe(top_k=1)),
     ("deepseek_v3", _moe(groups=None)),
+    ("glm4_moe", _moe(scaling=1.0)),
     ("qwen2_moe-wide", _moe(norm_top_k=True)),
     ("qwen2_moe-wide", _moe(shared_gate=False)),
     ("granitemoehybrid", _fields(residual_multiplier=1.0)),

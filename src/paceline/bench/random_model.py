@@ -53,6 +53,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "gpt_oss": {"sliding_window": 128},
     "deepseek_v2": {"q_lora_rank": None, "first_k_dense_replace": 1},
     "deepseek_v3": {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+    "glm4_moe": {"attention_bias": True, "use_qk_norm": True},
 }
 """Names of families, and what their published models have beside sizes, where transformers has another default."""
 
@@ -196,9 +197,11 @@ def shape_config(shape: RandomShape) -> Any:
             "num_experts_per_tok": shape.top_k,
             "moe_intermediate_size": shape.mlp,
         }
-    elif shape.family.startswith("deepseek"):
+    elif shape.family in ("deepseek_v2", "deepseek_v3", "glm4_moe"):
         settings |= {"n_routed_experts": shape.experts, "num_experts_per_tok": shape.top_k}
-        settings |= {"moe_intermediate_size": shape.mlp, "num_key_value_heads": shape.heads}
+        settings["moe_intermediate_size"] = shape.mlp
+        if shape.family != "glm4_moe":
+            settings["num_key_value_heads"] = shape.heads
     elif shape.family in ("mixtral", "gpt_oss"):
         settings |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.top_k}
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[settings["model_type"]]

@@ -83,8 +83,11 @@ class GgufCheckpoint(Checkpoint):
         self._architecture = _architecture(self.file)
         self._places: dict[str, _TensorSource] = {}
         self.entries: dict[str, TensorEntry] = {}
+        layers = _layers_of(self.file)
         for name in self.file.tensors:
-            self._add(name)
+            block = FORMED.match(name)
+            if block is None or int(block[1]) < layers:  # others predict further tokens
+                self._add(name)
 
     def _add(self, name: str) -> None:
         stem, _, ending = name.rpartition(".")
@@ -353,6 +356,10 @@ def _deepseek2(file: GgufFile) -> Metadata:
     return metadata | {"topk_method": "greedy" if groups == 1 else "group_limited_greedy"}
 
 
+def _glm4_moe(file: GgufFile) -> Metadata:
+    return _routed_experts(file) | _glm4(file) | {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
+
+
 def _routed_experts(file: GgufFile) -> Metadata:
     """Experts chosen by groups, with an MLP beside them."""
     gating = file.get("expert_gating_func") or SOFTMAX
@@ -385,7 +392,12 @@ QWEN2_MOE = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 GPT_OSS = {"ffn_gate_inp": "mlp.router"}
-DEEPSEEK2 = {
+SHARED_EXPERTS = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+DEEPSEEK2 = SHARED_EXPERTS | {
     "ffn_norm": "post_attention_layernorm",
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -393,9 +405,6 @@ DEEPSEEK2 = {
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -416,6 +425,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "cohere2": Architecture(model_type="cohere2", extra=_cohere2),
     "gpt-oss": Architecture(model_type="gpt_oss", names=GPT_OSS, yarn={"truncate": False}, extra=_gpt_oss),
     "deepseek2": Architecture(model_type="deepseek_v2", names=DEEPSEEK2, extra=_deepseek2),
+    "glm4moe": Architecture(model_type="glm4_moe", names=SHARED_EXPERTS, extra=_glm4_moe),
     "lfm2": Architecture(model_type="lfm2", names=hybrids.LFM2, extra=hybrids.lfm2),
     "lfm2moe": Architecture(model_type="lfm2_moe", names=hybrids.LFM2, extra=hybrids.lfm2_moe),
     "falcon-h1": Architecture(model_type="falcon_h1", names=hybrids.FALCON_H1, extra=hybrids.falcon_h1),
@@ -448,10 +458,14 @@ def _architecture(file: GgufFile) -> Architecture:
     return MIXTRAL if name == "llama" and file.get("expert_count") else ARCHITECTURES[name]
 
 
+def _layers_of(file: GgufFile) -> int:
+    """How many layers the model has, without those behind them that predict further tokens."""
+    return file.number("block_count") - file.number("nextn_predict_layers", 0)
+
+
 SIZES: Mapping[str, str] = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
@@ -486,6 +500,7 @@ def gguf_config(path: Path) -> Metadata:
     sizes |= {
         "model_type": architecture.model_type,
         "vocab_size": embedding.shape[0],
+        "num_hidden_layers": _layers_of(file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,

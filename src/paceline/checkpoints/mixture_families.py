@@ -61,6 +61,11 @@ def _deepseek_v3(keys: ConfigKeys) -> dict[str, Any]:
     return _scaled_latent(keys) | {"moe": _sigmoid_moe(keys)}
 
 
+def _glm4_moe(keys: ConfigKeys) -> dict[str, Any]:
+    qk_norm = "head" if keys.flag("use_qk_norm") else None
+    return {"moe": _sigmoid_moe(keys), "qkv_bias": keys.flag("attention_bias"), "qk_norm": qk_norm}
+
+
 def _sigmoid_moe(keys: ConfigKeys) -> MoeSpec:
     """The mixture of DeepSeek-V3, and of those that follow it."""
     keys.only({"moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)})
@@ -150,6 +155,21 @@ _DEEPSEEK_V3 = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
+_GLM4_MOE = {
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "partial_rotary_factor": 0.5,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+}
 
 MIXTURE_FAMILIES: Mapping[str, ModelFamily] = {
     "mixtral": ModelFamily(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
@@ -158,4 +178,5 @@ MIXTURE_FAMILIES: Mapping[str, ModelFamily] = {
     "gpt_oss": ModelFamily(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
     "deepseek_v2": ModelFamily(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
     "deepseek_v3": ModelFamily(defaults=_DEEPSEEK_V3, attention_bias="no", extra=_deepseek_v3),
+    "glm4_moe": ModelFamily(defaults=_GLM4_MOE, attention_bias="no", extra=_glm4_moe),
 }
