@@ -370,6 +370,22 @@ CASES["glm4_moe"] = Case(
     | {"rope_theta": 500.0, "rope_scaling": None, "rms_norm_eps": 1e-5, "first_k_dense_replace": 1},
     keys=qwen_moe_keys,
 )
+_MINISTRAL_ROPE = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4}
+CASES["ministral3"] = Case(
+    model_type="ministral3",
+    new={"head_dim": 32} | _rope("yarn", 500.0, **_MINISTRAL_ROPE),
+    old={"head_dim": 32, "rope_theta": 500.0, "rope_scaling": {"type": "yarn", **_MINISTRAL_ROPE}}
+    | {"rms_norm_eps": 1e-5, "sliding_window": None},
+)
+_MISTRAL4 = {key: value for key, value in _DEEPSEEK_V3.items() if key not in ("n_group", "topk_group")}
+CASES["mistral4"] = Case(
+    model_type="mistral4",
+    new=_MISTRAL4 | _rope("yarn", 500.0, **_MINISTRAL_ROPE),
+    old=_MISTRAL4
+    | {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "n_shared_experts": 1}
+    | {"rope_theta": 500.0, "rope_scaling": {"type": "yarn", **_MINISTRAL_ROPE}},
+    keys=qwen_moe_keys,
+)
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_OLD = {"full_attn_idxs": [1], "block_ff_dim": 96, "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_MOE = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_dense_layers": 1}
@@ -663,7 +679,7 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
 }
 """Sizes that compiled passes take."""
 
-COMPILED = (*(f"{name}-wide" for name in WIDE), "deepseek_v3", "glm4_moe")
+COMPILED = (*(f"{name}-wide" for name in WIDE), "deepseek_v3", "glm4_moe", "ministral3", "mistral4")
 """Cases of such sizes."""
 
 CASES |= {
@@ -691,7 +707,7 @@ ARCHITECTURES = {
 @cache
 def oracle(name: str) -> Any:
     """The transformers model of a case, in float32, evaluating."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Mistral4ForCausalLM
 
     case = CASES[name]
     if case.model_type == "gemma3":
@@ -703,7 +719,10 @@ def oracle(name: str) -> Any:
         model = made(made.config_class(**{**SIZES, **case.new}, attn_implementation="eager"))
     else:
         config = AutoConfig.for_model(case.model_type, **{**SIZES, **case.new})
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        if case.model_type == "mistral4":  # which has no automatic class
+            model = Mistral4ForCausalLM._from_config(config, attn_implementation="eager")
+        else:
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     return perturb(model.float().eval())
 
 

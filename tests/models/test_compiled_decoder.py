@@ -170,6 +170,7 @@ FEATURES = {
         "attention_scale": 0.3,
     },
     "rotation of a part": {"head_dim": 64, "ropes": {"default": RopeSpec(theta=10000.0, dims=32)}},
+    "queries that grow": {"ropes": {"default": RopeSpec(theta=10000.0, dims=32, growth=(2.0, 8))}},
     "no rotation": {"layers": (LayerSpec(rope=None), LayerSpec(), LayerSpec(rope=None))},
     "one kv head": {"num_kv_heads": 1},
     "three kv heads": {"num_kv_heads": 3, "num_heads": 3},

@@ -141,6 +141,21 @@ def test_kimi_k2_is_a_deepseek_v3() -> None:
     assert spec != spec_from_config(KIMI_K2 | {"model_type": "deepseek_v3", "n_group": 8, "topk_group": 4})
 
 
+def test_ministral_3_is_the_text_part_of_a_mistral_3() -> None:
+    rope = {"rope_type": "yarn", "type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384}
+    rope |= {"rope_theta": 1e6, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
+    text = {"model_type": "ministral3", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 34}
+    text |= {"num_attention_heads": 32, "vocab_size": 131072, "rope_parameters": rope, "sliding_window": None}
+    spec = spec_from_config({"model_type": "mistral3", "text_config": text, "dtype": "bfloat16", "vision_config": {}})
+    assert (spec.family, spec.dtype, spec.max_context, spec.head_dim) == ("ministral3", "bfloat16", 262144, 128)
+    assert spec.ropes["default"].growth == (0.1, 16384)
+    small = {**text, "model_type": None, "rope_parameters": None, "rope_theta": 1e9}
+    spec = spec_from_config({"model_type": "mistral3", "text_config": small})
+    assert (spec.family, spec.ropes["default"].growth) == ("mistral", None)
+    with pytest.raises(CheckpointError, match="lacks 'original_max_position_embeddings'"):
+        spec_from_config(LLAMA | {"rope_scaling": {"type": "default", "llama_4_scaling_beta": 0.1}})
+
+
 def test_windows() -> None:
     def windows(config: dict[str, Any]) -> list[int | None]:
         return [layer.window for layer in spec_from_config(OLD | config).layers]
@@ -208,6 +223,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"] * 3}, "layer_types"),
     ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ({"clip_qkv": 8.0}, "clip_qkv"),
+    ({"model_type": "mistral4", "n_group": 2}, "n_group=2"),
 ]
 
 

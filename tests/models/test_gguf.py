@@ -96,6 +96,9 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                                           "first_k_dense_replace": 1}),
     "glm4_moe": ("glm4moe", "glm4_moe", {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
                                          "attention_bias": True, "use_qk_norm": True}),
+    "ministral3": ("mistral3", "ministral3", {"head_dim": 24} | rope("yarn", 500.0, factor=4.0, mscale=1.0,
+                                                                     mscale_all_dim=1.0, llama_4_scaling_beta=0.4,
+                                                                     original_max_position_embeddings=16)),
 }  # fmt: skip
 """Name -> architecture in GGUF, model_type of transformers, keys of its configuration."""
 
@@ -107,7 +110,7 @@ PATTERNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Models whose layers slide in another order than is usual."""
 
 SLIDES = {"gemma2", "gemma3", "cohere2", "gpt-oss"}
-TURNED = {"llama", "smollm3", "granite"}
+TURNED = {"llama", "smollm3", "granite", "mistral3"}
 SIGMOIDS = {"deepseek_v3", "glm4_moe"}
 """Types whose experts are chosen by sigmoids."""
 
@@ -352,7 +355,10 @@ def describe_rotary(writer: Any, architecture: str, config: Any, head: int) -> N
             if key in parameters:
                 writer.add_float32(f"{architecture}.rope.scaling.yarn_{key}", parameters[key])
         if "mscale" in parameters:
-            writer.add_float32(f"{architecture}.rope.scaling.yarn_log_multiplier", parameters["mscale"] / 10)
+            growth = parameters["mscale"] / (10 if architecture == "deepseek2" else 1)
+            writer.add_float32(f"{architecture}.rope.scaling.yarn_log_multiplier", growth)
+        if "llama_4_scaling_beta" in parameters:
+            writer.add_float32(f"{architecture}.attention.temperature_scale", parameters["llama_4_scaling_beta"])
     if parameters["rope_type"] == "longrope":
         writer.add_uint32(f"{architecture}.rope.scaling.original_context_length", 48)
 
@@ -425,18 +431,6 @@ def test_windows_of_a_family_that_has_none(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="olmo2: layer_types that differ"):
         values_of(data)
     assert torch.equal(values_of(write(tmp_path / "zero.gguf", "phi3", oracle("phi3"), window=0)), whole)
-
-
-def test_queries_that_grow_with_their_positions_are_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(path, "mistral3")
-    describe(writer, "mistral3", oracle("llama").config)
-    writer.add_float32("mistral3.attention.temperature_scale", 0.1)
-    byte_level(writer)
-    writer.add_tensor("token_embd.weight", np.zeros((8, 8), np.float32))
-    finish(writer)
-    with pytest.raises(UnsupportedModelError, match="temperature_scale"):
-        read_config(path)
 
 
 def with_keys(path: Path, name: str, keys: dict[str, Any]) -> Path:

@@ -220,6 +220,10 @@ def _unscaled(spec: ModelSpec) -> ModelSpec:
     return replace(spec, ropes={key: replace(rope, kind="default", scaling={}) for key, rope in spec.ropes.items()})
 
 
+def _ungrown(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, ropes={key: replace(rope, growth=None) for key, rope in spec.ropes.items()})
+
+
 def _window(width: int | None) -> Callable[[ModelSpec], ModelSpec]:
     def change(spec: ModelSpec) -> ModelSpec:
         return replace(
@@ -298,6 +302,8 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("gpt_oss", _moe(top_k=1)),
     ("deepseek_v3", _moe(groups=None)),
     ("glm4_moe", _moe(scaling=1.0)),
+    ("ministral3", _ungrown),
+    ("mistral4", _ungrown),
     ("qwen2_moe-wide", _moe(norm_top_k=True)),
     ("qwen2_moe-wide", _moe(shared_gate=False)),
     ("granitemoehybrid", _fields(residual_multiplier=1.0)),

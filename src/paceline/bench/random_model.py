@@ -31,6 +31,7 @@ DEVIATION = 0.02
 SHARD_BYTES = 2 * 1024**3
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "llama": {},
+    "ministral3": {},
     "qwen2": {},
     "qwen3": {},
     "gemma2": {"sliding_window": 4096},

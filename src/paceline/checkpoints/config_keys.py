@@ -295,7 +295,10 @@ ROPE_MINIMA = {
 
 ROPE_LISTS = ("short_factor", "long_factor", "factors")
 ROPE_PARAMETERS = (*ROPE_NUMBERS, *ROPE_LISTS, "truncate")
-ROPE_READ_ELSEWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
+ROPE_READ_ELSEWHERE = (
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"),
+    *("max_position_embeddings", "llama_4_scaling_beta"),
+)
 ROPE_OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """Keys that are read elsewhere, or say nothing about the angles of text."""
 
@@ -361,8 +364,19 @@ def _make_rope(keys: ConfigKeys, parameters: Mapping[str, Any], head_dim: int, *
     dims = _dims(keys, parameters, head_dim)
     scaling = _scaling(keys, kind, parameters, dims) if kind != "default" else {}
     return RopeSpec(
-        theta=float(base), dims=dims, kind=kind, scaling=scaling, max_position=keys.size("max_position_embeddings")
+        theta=float(base),
+        dims=dims,
+        kind=kind,
+        scaling=scaling,
+        max_position=keys.size("max_position_embeddings"),
+        growth=_growth(ConfigKeys(parameters, {}, keys.family)),
     )
+
+
+def _growth(parameters: ConfigKeys) -> tuple[float, int] | None:
+    """See `RopeSpec.growth`."""
+    rate = parameters.optional_number("llama_4_scaling_beta")
+    return None if not rate else (rate, parameters.size("original_max_position_embeddings"))
 
 
 def _dims(keys: ConfigKeys, parameters: Mapping[str, Any], head_dim: int) -> int:

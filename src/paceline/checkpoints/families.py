@@ -15,7 +15,7 @@ from paceline.checkpoints.config_keys import ConfigKeys, layer_specs, local_and_
 from paceline.checkpoints.encoder_decoder_families import encoder_decoder_spec, is_encoder_decoder
 from paceline.checkpoints.hybrid_families import HYBRID_FAMILIES
 from paceline.checkpoints.mamba_families import MAMBA_FAMILIES
-from paceline.checkpoints.mixture_families import MIXTURE_FAMILIES, QWEN
+from paceline.checkpoints.mixture_families import MINISTRAL_ROPE, MIXTURE_FAMILIES, QWEN
 from paceline.checkpoints.model_family import ModelFamily, Rename, granite_multipliers
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import LayerSpec, ModelSpec, RopeSpec
@@ -136,10 +136,19 @@ _COHERE2 = {
     "tie_word_embeddings": True,
 }
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+_MINISTRAL3 = {
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 262144,
+    "rope_parameters": MINISTRAL_ROPE | {"factor": 16.0, "original_max_position_embeddings": 16384},
+}
 
 FAMILIES: Mapping[str, ModelFamily] = {
     "llama": ModelFamily(mlp_bias=True),
     "mistral": ModelFamily(defaults=_MISTRAL, windows="all", attention_bias="no"),
+    "ministral3": ModelFamily(defaults=_MINISTRAL3, windows="all", attention_bias="no"),
     "qwen2": ModelFamily(defaults=QWEN | {"num_key_value_heads": 32}, windows="types", attention_bias="qkv"),
     "mimo": ModelFamily(defaults=QWEN | {"num_key_value_heads": 32}, windows="types", attention_bias="qkv"),
     "qwen3": ModelFamily(defaults=QWEN | {"head_dim": 128, "num_key_value_heads": 32}, qk_norm="head", windows="types"),
@@ -178,8 +187,13 @@ FAMILIES: Mapping[str, ModelFamily] = {
     **HYBRID_FAMILIES,
     **MAMBA_FAMILIES,
 }
-MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
-"""Families whose text part, `text_config`, runs natively."""
+MULTIMODAL: Mapping[str, str] = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+"""Families whose text part, `text_config`, runs natively, and what that is where it does not say."""
 
 ALIASES: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}
 """Other names of families in files."""
@@ -193,7 +207,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if name not in MULTIMODAL or not isinstance(inner, Mapping):
         return config
     outer = {key: config[key] for key in ("tie_word_embeddings", "dtype", "torch_dtype") if config.get(key) is not None}
-    return {**inner, **outer, "model_type": MULTIMODAL[name]}
+    return {**inner, **outer, "model_type": inner.get("model_type") or MULTIMODAL[name]}
 
 
 def renamed(stored: str, names: Rename) -> str:

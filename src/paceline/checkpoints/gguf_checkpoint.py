@@ -304,15 +304,6 @@ def _mixtral(file: GgufFile) -> Metadata:
     return {"num_local_experts": file.get("expert_count"), "num_experts_per_tok": file.get("expert_used_count")}
 
 
-def _mistral3(file: GgufFile) -> Metadata:
-    if scale := file.get("attention.temperature_scale"):
-        raise UnsupportedModelError(
-            f"{file.path.name}: attention.temperature_scale={scale} (queries that grow with their positions) is not "
-            "supported yet; take a model without it"
-        )
-    return {}
-
-
 def _olmo2(file: GgufFile) -> Metadata:
     return _windows(file, period=4)  # of OLMo 3, which has the same name
 
@@ -409,7 +400,7 @@ DEEPSEEK2 = SHARED_EXPERTS | {
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(model_type="llama", turned=True),
-    "mistral3": Architecture(model_type="llama", turned=True, extra=_mistral3),
+    "mistral3": Architecture(model_type="llama", turned=True),
     "qwen2": Architecture(model_type="qwen2"),
     "qwen3": Architecture(model_type="qwen3"),
     "qwen2moe": Architecture(model_type="qwen2_moe", names=QWEN2_MOE, extra=_qwen2_moe),
@@ -553,6 +544,12 @@ def _stretch(file: GgufFile, tables: Metadata) -> tuple[str, float]:
     return kind, 1.0 if kind == "none" else factor
 
 
+def _growth(file: GgufFile, original: Any) -> Metadata:
+    """What queries grow by with their positions, where they do."""
+    rate = file.get("attention.temperature_scale")
+    return {"llama_4_scaling_beta": rate, "original_max_position_embeddings": original} if rate else {}
+
+
 def _rotary(file: GgufFile, architecture: Architecture) -> Metadata:
     """Rotated share of a head, and the scaling of angles."""
     heads = max(1, file.number("attention.head_count"))
@@ -577,8 +574,8 @@ def _rotary(file: GgufFile, architecture: Architecture) -> Metadata:
     yarn = {ours: file.get(f"rope.scaling.{theirs}") for ours, theirs in YARN.items()}
     growth = file.get("rope.scaling.yarn_log_multiplier")
     if factor == 1.0:
-        return share | {"rope_scaling": {"rope_type": "default"}}
-    scaling = {"rope_type": kind, "factor": factor}
+        return share | {"rope_scaling": {"rope_type": "default", **_growth(file, original)}}
+    scaling = {"rope_type": kind, "factor": factor, **_growth(file, original)}
     if kind == "yarn":
         scaling |= {**architecture.yarn, "original_max_position_embeddings": original}
         scaling |= {key: value for key, value in yarn.items() if value is not None}

@@ -47,14 +47,8 @@ def _deepseek_v2(keys: ConfigKeys) -> dict[str, Any]:
     keys.only({"moe_layer_freq": (1,), "scoring_func": ("softmax",), "norm_topk_prob": (False,)})
     if method not in ("greedy", "group_limited_greedy"):
         raise UnsupportedModelError(f"{keys.family}: topk_method={method!r} is not implemented")
-    inner = keys.size("moe_intermediate_size")
-    moe = replace(
-        moe_spec(keys, "n_routed_experts", inner, norm_top_k=False),
-        shared=_shared(keys, inner),
-        scaling=keys.positive("routed_scaling_factor"),
-        groups=expert_groups(keys, keys.size("n_routed_experts")) if method == "group_limited_greedy" else None,
-    )
-    return _scaled_latent(keys) | {"moe": moe}
+    moe = _routed(keys)
+    return _scaled_latent(keys) | {"moe": moe if method == "greedy" else replace(moe, groups=_groups(keys, moe))}
 
 
 def _deepseek_v3(keys: ConfigKeys) -> dict[str, Any]:
@@ -66,31 +60,40 @@ def _glm4_moe(keys: ConfigKeys) -> dict[str, Any]:
     return {"moe": _sigmoid_moe(keys), "qkv_bias": keys.flag("attention_bias"), "qk_norm": qk_norm}
 
 
+def _mistral4(keys: ConfigKeys) -> dict[str, Any]:
+    keys.only({"n_group": (1,)})
+    return _scaled_latent(keys) | {"moe": _routed(keys)}
+
+
 def _sigmoid_moe(keys: ConfigKeys) -> MoeSpec:
     """The mixture of DeepSeek-V3, and of those that follow it."""
     keys.only({"moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)})
+    moe = _routed(keys)
+    return replace(moe, groups=_groups(keys, moe), sigmoid=True)
+
+
+def _routed(keys: ConfigKeys) -> MoeSpec:
+    """DeepSeek's experts, with an MLP beside them that is as wide as some of them."""
     inner = keys.size("moe_intermediate_size")
-    moe = moe_spec(keys, "n_routed_experts", inner, norm_top_k=keys.flag("norm_topk_prob"))
-    groups = expert_groups(keys, moe.experts)
     return replace(
-        moe,
-        shared=_shared(keys, inner),
+        moe_spec(keys, "n_routed_experts", inner, norm_top_k=keys.flag("norm_topk_prob")),
+        shared=inner * keys.count("n_shared_experts") if keys.given("n_shared_experts") else 0,
         scaling=keys.positive("routed_scaling_factor"),
-        groups=None if groups[0] == 1 else groups,
-        sigmoid=True,
     )
 
 
-def _shared(keys: ConfigKeys, inner: int) -> int:
-    """Inner width of the MLP that stands beside experts of the width `inner`."""
-    return inner * keys.count("n_shared_experts") if keys.given("n_shared_experts") else 0
+def _groups(keys: ConfigKeys, moe: MoeSpec) -> tuple[int, int] | None:
+    """See `MoeSpec.groups`; None for one group."""
+    groups = expert_groups(keys, moe.experts)
+    return None if groups[0] == 1 else groups
 
 
 def _scaled_latent(keys: ConfigKeys) -> dict[str, Any]:
     """Latent attention, its rotated dimensions in pairs of neighbours."""
     keys.only({"attention_bias": (False,), "rope_interleave": (True,)})
     fields = latent_fields(keys)
-    rope = replace(rope_spec(keys, keys.size("qk_rope_head_dim")), interleaved=True)
+    latent = fields["latent"]
+    rope = replace(rope_spec(keys, latent.nope + latent.rope), dims=latent.rope, interleaved=True)
     scale = fields["attention_scale"] * _length_scale(rope) ** 2
     return fields | {"attention_scale": scale, "ropes": {"default": rope}}
 
@@ -170,6 +173,26 @@ _GLM4_MOE = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.0,
 }
+MINISTRAL_ROPE = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+MINISTRAL_ROPE |= {"llama_4_scaling_beta": 0.1}
+_MISTRAL4 = {
+    "max_position_embeddings": 1048576,
+    "rope_parameters": MINISTRAL_ROPE | {"factor": 128.0, "original_max_position_embeddings": 8192},
+    "num_key_value_heads": 32,
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 2048,
+    "n_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "kv_lora_rank": 256,
+    "q_lora_rank": 1024,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 
 MIXTURE_FAMILIES: Mapping[str, ModelFamily] = {
     "mixtral": ModelFamily(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
@@ -179,4 +202,5 @@ MIXTURE_FAMILIES: Mapping[str, ModelFamily] = {
     "deepseek_v2": ModelFamily(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
     "deepseek_v3": ModelFamily(defaults=_DEEPSEEK_V3, attention_bias="no", extra=_deepseek_v3),
     "glm4_moe": ModelFamily(defaults=_GLM4_MOE, attention_bias="no", extra=_glm4_moe),
+    "mistral4": ModelFamily(defaults=_MISTRAL4, attention_bias="no", extra=_mistral4),
 }

@@ -24,6 +24,8 @@ class RopeSpec:
         max_position: max_position_embeddings of the checkpoint.
         interleaved: the checkpoint pairs dimensions 2i and 2i + 1; its rows are reordered as they are read
             (checkpoints.weights), so that everything else sees pairs (i, i + dims / 2).
+        growth: queries at position p are multiplied by 1 + growth[0] * log(1 + floor(p / growth[1])); None is by 1.
+            Source: Scalable-Softmax (arXiv:2501.19399), as Llama 4 and Ministral 3 have it.
         width: of the tables, where that is more than `dims`: pairs (i, i + width / 2) are rotated for i < dims / 2, and
             the others pass unchanged (models.passes.padding).
     """
@@ -34,6 +36,7 @@ class RopeSpec:
     scaling: Mapping[str, object] = field(default_factory=dict)
     max_position: int = 2048
     interleaved: bool = False
+    growth: tuple[float, int] | None = None
     width: int | None = None
 
 

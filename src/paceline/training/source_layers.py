@@ -142,7 +142,7 @@ class SourceLayer(nn.ModuleDict):
 
 def rotated(heads: Tensor, rotation: Rotation) -> Tensor:
     """(r, heads, e) with rotary embedding: `models.layers.decoder.rotate_`, not in place."""
-    cos, signed_sin = rotation
+    cos, signed_sin, _ = rotation
     dims = cos.shape[-1]
     turned, rest = heads.split((dims, heads.shape[-1] - dims), -1)
     return torch.cat((turned * cos + turned.roll(dims // 2, -1) * signed_sin, rest), -1)

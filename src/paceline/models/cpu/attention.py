@@ -129,6 +129,16 @@ def _rotate(head: int, rope: int, row: int) -> None:
 
 
 @part_of_compiled
+def _grow(head: int, size: int, rope: int, row: int) -> None:
+    """Multiply one head of a row's queries in place by what its position makes of it."""
+    growth = read(rope + at.GROWTH)
+    if growth != 0:
+        factor = broadcast(read_float(growth + 4 * read(read(rope + at.PLACE) + 8 * row)))
+        for i in range(0, size, LANES):
+            store(head + 4 * i, mul(load(head + 4 * i), factor))
+
+
+@part_of_compiled
 def _prepare(frame: int, layer: int, row: int, head: int, weight: int, target: int, half: bool) -> None:
     """Norm, rotate and store one head of a row's projections (in place but for the copy to target)."""
     size, rope, by_head = read(frame + at.HEAD_DIM), read(layer + at.ROPE), read(frame + at.WHOLE_NORM) == 0
@@ -137,6 +147,8 @@ def _prepare(frame: int, layer: int, row: int, head: int, weight: int, target: i
         scaled_norm(source, size, weight, read_float(frame + at.HEAD_EPSILON), source, False)
     if rope != 0:
         _rotate(source, rope, row)
+        if head < read(frame + at.HEADS):
+            _grow(source, size, rope, row)
     copy_row(source, size, target, half)
 
 

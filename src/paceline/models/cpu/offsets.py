@@ -127,8 +127,9 @@ NODE_STATES = NODE_KEYS
 
 (
     COSINE, SINE, TURNED, PLACE,  # float32 tables (positions, dims), dims, and (rows,) their rows
+    GROWTH,  # (positions,) float32 that queries are multiplied by, or 0
     ROPE_FIELDS,
-) = range(0, 5 * FIELD, FIELD)  # fmt: skip
+) = range(0, 6 * FIELD, FIELD)  # fmt: skip
 
 (
     # lists of visible slots: those of the sequence, and the row's own behind them

@@ -51,7 +51,7 @@ def rotate_(heads: torch.Tensor, rotation: Rotation) -> None:
 
     Dims beyond the table pass unchanged.
     """
-    cos, signed_sin = rotation
+    cos, signed_sin, _ = rotation
     dims = cos.shape[-1]
     if dims != heads.shape[-1]:
         heads = heads.narrow(-1, 0, dims)
@@ -64,15 +64,15 @@ class PackedLayer:
 
     __slots__ = (
         "_attention", "_attn_norm", "_cross", "_differential", "_gate", "_index", "_keys_of", "_mixer", "_mixes",
-        "_mlp_norm", "_o", "_parallel", "_post_attn_norm", "_post_mlp_norm", "_qk_norm", "_qkv", "_residual",
-        "_residual_norms", "_rope", "_rotated", "_shape", "_sinks", "feed_forward",
+        "_mlp_norm", "_o", "_parallel", "_post_attn_norm", "_post_mlp_norm", "_qk_norm", "_qkv", "_queries",
+        "_residual", "_residual_norms", "_rope", "_rotated", "_shape", "_sinks", "feed_forward",
     )  # fmt: skip
 
     def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, layer_weights: OwnWeights) -> None:
         layer = spec.layers[index]
         self._index, self._rope, self._residual = index, layer.rope, spec.residual_multiplier
         self._keys_of = index if layer.kv_of is None else layer.kv_of
-        self._rotated = shape.heads + (shape.kv_heads if layer.kv_of is None else 0)
+        self._queries, self._rotated = shape.heads, shape.heads + (shape.kv_heads if layer.kv_of is None else 0)
         self._shape = (-1, shape.heads + (2 * shape.kv_heads if layer.kv_of is None else 0), shape.head_dim)
         self._attn_norm, self._post_attn_norm = layer_weights.norm("attn_norm"), layer_weights.norm("post_attn_norm")
         self._mlp_norm, self._post_mlp_norm = layer_weights.norm("mlp_norm"), layer_weights.norm("post_mlp_norm")
@@ -179,7 +179,10 @@ class PackedLayer:
         if self._qk_norm is not None:
             self._qk_norm(qkv)
         if self._rope is not None:
-            rotate_(qkv.narrow(1, 0, self._rotated), rotations[self._rope])
+            rotation = rotations[self._rope]
+            rotate_(qkv.narrow(1, 0, self._rotated), rotation)
+            if rotation.growth is not None:
+                qkv.narrow(1, 0, self._queries).mul_(rotation.growth)
         return qkv
 
     def _transformed(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -57,6 +57,13 @@ class Rope:
             size = max(256, 2 * top)
             table = self._tables[regime] = self._compute(torch.arange(size, device=self.device), length)
         return table[0].index_select(0, positions), table[1].index_select(0, positions)
+
+    def growth(self, positions: torch.Tensor) -> torch.Tensor | None:
+        """What queries at positions (r,) int64 are multiplied by, (r,) float32; None where that is 1."""
+        if self.spec.growth is None:
+            return None
+        rate, length = self.spec.growth
+        return 1 + rate * torch.log1p((positions // length).float())
 
     def _compute(self, positions: torch.Tensor, length: int) -> Table:
         angles = torch.outer(positions.float(), self.inverse_frequencies(length))
@@ -180,13 +187,27 @@ def _yarn_temperature(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0
 
 
-Rotation = tuple[torch.Tensor, torch.Tensor]
+class Rotation(NamedTuple):
+    """Cosines and signed sines of rows, each (r, 1, dims).
+
+    Attributes:
+        growth: what the rows' queries are multiplied by besides, (r, 1, 1); None where that is 1.
+    """
+
+    cos: torch.Tensor
+    signed_sin: torch.Tensor
+    growth: torch.Tensor | None = None
+
+    def of_rows(self, take: Callable[[torch.Tensor], torch.Tensor]) -> Rotation:
+        """Those of the rows that `take` takes out of a table."""
+        growth = None if self.growth is None else take(self.growth)
+        return Rotation(take(self.cos), take(self.signed_sin), growth)
 
 
 Rotations = Mapping[str, Rotation]
 
 
-def wide_rotation(spec: RopeSpec, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
+def wide_rotation(spec: RopeSpec, positions: torch.Tensor, dtype: torch.dtype) -> Table:
     """Cosines and sines (r, 1, dims) of positions (r,), which lose nothing on long canvases of a model in `dtype`.
 
     Angles are computed in float64 from float32 frequencies; the result is float32, or float64 for a float64 model.
@@ -234,7 +255,7 @@ class Rotary:
         if isinstance(positions, range):
             start, count = positions[0], len(positions)
             tables = {
-                key: (c.narrow(0, start, count), s.narrow(0, start, count)) for key, (c, s) in self._tables.items()
+                key: table.of_rows(lambda whole: whole.narrow(0, start, count)) for key, table in self._tables.items()
             }
         else:
             tables = self.select(torch.tensor(positions, device=self._device))
@@ -243,7 +264,7 @@ class Rotary:
     def select(self, positions: torch.Tensor) -> dict[str, Rotation]:
         """Rotations of the kinds that depend on the position alone, for (r,) int64 positions below `size`."""
         return {
-            key: (c.index_select(0, positions), s.index_select(0, positions)) for key, (c, s) in self._tables.items()
+            key: table.of_rows(lambda whole: whole.index_select(0, positions)) for key, table in self._tables.items()
         }
 
     def reserve(self, size: int) -> None:
@@ -254,7 +275,7 @@ class Rotary:
         positions = torch.arange(self.size, device=self._device)
         for key, rope in self._ropes.items():
             if key not in self._by_length:
-                self._tables[key] = self._cast(rope.cos_sin(positions, self.size))
+                self._tables[key] = self._cast(rope.cos_sin(positions, self.size), rope.growth(positions))
 
     def _dynamic(self, key: str, positions: Sequence[int], lengths: Sequence[tuple[int, int]]) -> Rotation:
         index, rope = torch.tensor(list(positions), device=self._device), self._ropes[key]
@@ -262,10 +283,12 @@ class Rotary:
             rope.cos_sin(part, length)
             for part, (_, length) in zip(index.split([n for n, _ in lengths]), lengths, strict=True)
         ]
-        return self._cast((torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])))
+        table = torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
+        return self._cast(table, rope.growth(index))
 
-    def _cast(self, cos_sin: Rotation) -> Rotation:
+    def _cast(self, cos_sin: Table, growth: torch.Tensor | None) -> Rotation:
         cos, sin = (table.unsqueeze(1) for table in cos_sin)
         half = sin.shape[-1] // 2
         signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)
-        return cos.to(self._dtype), signed.to(self._dtype)
+        grown = None if growth is None else growth[:, None, None].to(self._dtype)
+        return Rotation(cos.to(self._dtype), signed.to(self._dtype), grown)

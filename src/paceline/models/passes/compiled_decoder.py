@@ -33,7 +33,7 @@ from paceline.models.cpu.tiles import DOT, FULL, HALF, STRIP
 from paceline.models.cpu.vectors import LANES
 from paceline.models.layers.decoder import placement_of
 from paceline.models.layers.positions import relative_biases
-from paceline.models.layers.rope import Rotary
+from paceline.models.layers.rope import Rotary, Rotation
 from paceline.models.passes.mixer_tables import MixerTables
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.packing import ROWS, Packing, PassWorkspace, RecordTable, Weights, constants
@@ -89,6 +89,12 @@ class _Distances:
         self._frame.put({at.BIAS_COUNT: self._count, at.BIAS_PITCH: self._count + LANES})
         for index, bias in enumerate(self._biases):
             self._layers.put({at.BIASES: self._tables[id(bias)].data_ptr()}, self._each * index)
+
+
+def _addresses(table: Rotation) -> dict[int, int]:
+    """The fields of a rope record that hold a table."""
+    growth = 0 if table.growth is None else table.growth.data_ptr()
+    return {at.COSINE: table.cos.data_ptr(), at.SINE: table.signed_sin.data_ptr(), at.GROWTH: growth}
 
 
 class CompiledDecoder:
@@ -405,15 +411,13 @@ class CompiledDecoder:
         self._rotary.reserve(max(positions.tolist()) + 1)
         if self._table_size != self._rotary.size:
             self._table_size = self._rotary.size
-            for key, (cos, sin) in self._rotary.tables.items():
-                self._ropes[key].put({at.COSINE: cos.data_ptr(), at.SINE: sin.data_ptr()})
+            for key, table in self._rotary.tables.items():
+                self._ropes[key].put(_addresses(table))
         if self._rotary.depends_on_length:
             each = [length for rows, length in lengths for _ in range(rows)][done : done + count]
-            for key, (cos, sin) in self._rotary.by_length(positions.tolist(), [(1, length) for length in each]).items():
-                self._ropes[key].put(
-                    {at.COSINE: cos.data_ptr(), at.SINE: sin.data_ptr(), at.PLACE: address(self._iota)}
-                )
-                kept.append((cos, sin))
+            for key, table in self._rotary.by_length(positions.tolist(), [(1, length) for length in each]).items():
+                self._ropes[key].put(_addresses(table) | {at.PLACE: address(self._iota)})
+                kept.append(table)
         return kept
 
     def _go(self, picked: Sequence[int], rows: int) -> torch.Tensor:
