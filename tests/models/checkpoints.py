@@ -386,6 +386,16 @@ CASES["mistral4"] = Case(
     | {"rope_theta": 500.0, "rope_scaling": {"type": "yarn", **_MINISTRAL_ROPE}},
     keys=qwen_moe_keys,
 )
+_WIDE_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+_OLMO3 = _WIDE_HEADS | {"sliding_window": 8}
+_OLMO3 |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+_OLMO3_ROPE = {"full_attention": {"rope_type": "yarn", "rope_theta": 500000.0, **YARN}}
+_OLMO3_ROPE |= {"sliding_attention": {"rope_type": "default", "rope_theta": 500000.0}}
+CASES["olmo3"] = Case(
+    model_type="olmo3",
+    new=_OLMO3 | {"rope_parameters": _OLMO3_ROPE},
+    old=_OLMO3 | {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "yarn", **YARN}, "rms_norm_eps": 1e-5},
+)
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_OLD = {"full_attn_idxs": [1], "block_ff_dim": 96, "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_MOE = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_dense_layers": 1}
@@ -679,7 +689,7 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
 }
 """Sizes that compiled passes take."""
 
-COMPILED = (*(f"{name}-wide" for name in WIDE), "deepseek_v3", "glm4_moe", "ministral3", "mistral4")
+COMPILED = (*(f"{name}-wide" for name in WIDE), "deepseek_v3", "glm4_moe", "ministral3", "mistral4", "olmo3")
 """Cases of such sizes."""
 
 CASES |= {

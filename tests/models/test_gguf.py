@@ -99,6 +99,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ministral3": ("mistral3", "ministral3", {"head_dim": 24} | rope("yarn", 500.0, factor=4.0, mscale=1.0,
                                                                      mscale_all_dim=1.0, llama_4_scaling_beta=0.4,
                                                                      original_max_position_embeddings=16)),
+    "olmo3": ("olmo2", "olmo3", {"num_hidden_layers": 5, "sliding_window": 8, "rope_parameters": {
+        "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0,
+                           "original_max_position_embeddings": 16},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}}),
 }  # fmt: skip
 """Name -> architecture in GGUF, model_type of transformers, keys of its configuration."""
 
@@ -109,7 +113,7 @@ PATTERNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Models whose layers slide in another order than is usual."""
 
-SLIDES = {"gemma2", "gemma3", "cohere2", "gpt-oss"}
+SLIDES = {"gemma2", "gemma3", "cohere2", "gpt-oss", "olmo2"}
 TURNED = {"llama", "smollm3", "granite", "mistral3"}
 SIGMOIDS = {"deepseek_v3", "glm4_moe"}
 """Types whose experts are chosen by sigmoids."""
@@ -296,7 +300,7 @@ def describe(writer: Any, architecture: str, config: Any) -> None:
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
         "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
-        "attention.sliding_window": config.sliding_window if architecture in SLIDES else None,
+        "attention.sliding_window": getattr(config, "sliding_window", None) if architecture in SLIDES else None,
         **(latent_sizes(config) if architecture == "deepseek2" else {}),
         **(routed_experts(config) if hasattr(config, "n_routed_experts") else {}),
     }.items():
@@ -424,12 +428,8 @@ def test_routers_with_neither_softmax_nor_sigmoids_are_rejected(tmp_path: Path) 
         values_of(two)
 
 
-def test_windows_of_a_family_that_has_none(tmp_path: Path) -> None:
-    """OLMo 3, under the name of OLMo 2, is rejected; a window of 0 is none."""
+def test_a_window_of_nothing_is_none(tmp_path: Path) -> None:
     whole = values_of(write(tmp_path / "none.gguf", "phi3", oracle("phi3")))
-    data = write(tmp_path / "olmo2.gguf", "olmo2", oracle("olmo2"), window=8)
-    with pytest.raises(UnsupportedModelError, match="olmo2: layer_types that differ"):
-        values_of(data)
     assert torch.equal(values_of(write(tmp_path / "zero.gguf", "phi3", oracle("phi3"), window=0)), whole)
 
 

@@ -304,6 +304,7 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("glm4_moe", _moe(scaling=1.0)),
     ("ministral3", _ungrown),
     ("mistral4", _ungrown),
+    ("olmo3", _one_rope),
     ("qwen2_moe-wide", _moe(norm_top_k=True)),
     ("qwen2_moe-wide", _moe(shared_gate=False)),
     ("granitemoehybrid", _fields(residual_multiplier=1.0)),

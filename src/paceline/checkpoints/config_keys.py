@@ -320,7 +320,7 @@ def rope_spec(keys: ConfigKeys, head_dim: int) -> RopeSpec:
 
 
 def local_and_global(keys: ConfigKeys, head_dim: int) -> dict[str, RopeSpec]:
-    """The tables of Gemma 3 by layer type; older files scale the global one only.
+    """The tables of Gemma 3 and OLMo 3 by layer type; older files scale the global one only.
 
     Raises:
         CheckpointError, UnsupportedModelError: see `rope_spec`.
@@ -333,9 +333,10 @@ def local_and_global(keys: ConfigKeys, head_dim: int) -> dict[str, RopeSpec]:
     own_keys = ConfigKeys(by_kind, {}, keys.family)
     whole = {**own_keys.mapping("full_attention"), **keys.mapping("rope_scaling")}
     sliding = own_keys.mapping("sliding_attention")
+    local = "rope_local_base_freq" if keys.given("rope_local_base_freq") else "rope_theta"
     return {
         "full_attention": _make_rope(keys, whole, head_dim, theta=keys.number("rope_theta")),
-        "sliding_attention": _make_rope(keys, sliding, head_dim, theta=keys.number("rope_local_base_freq")),
+        "sliding_attention": _make_rope(keys, sliding, head_dim, theta=keys.number(local)),
     }
 
 

@@ -106,6 +106,7 @@ _SMOLLM3 = {
     "num_key_value_heads": 4,
     "tie_word_embeddings": True,
 } | {"use_sliding_window": False, "no_rope_layer_interval": 4}
+_OLMO3 = {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096, "sliding_window_pattern": 4}
 _GRANITE = dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0)
 _STARCODER2 = {
     "hidden_act": "gelu_pytorch_tanh",
@@ -165,6 +166,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "phi3": ModelFamily(defaults=_PHI3, windows="all", attention_bias="no"),
     "smollm3": ModelFamily(defaults=_SMOLLM3, windows="types", mlp_bias=True),
     "olmo2": ModelFamily(defaults={"rms_norm_eps": 1e-5}, placement="post", qk_norm="full"),
+    "olmo3": ModelFamily(defaults=_OLMO3, placement="post", qk_norm="full", windows="types", rope_by_type=True),
     "granite": ModelFamily(defaults=_GRANITE, mlp_bias=True, extra=granite_multipliers),
     "starcoder2": ModelFamily(
         keys={"norm_epsilon": "rms_norm_eps"},

@@ -305,7 +305,8 @@ def _mixtral(file: GgufFile) -> Metadata:
 
 
 def _olmo2(file: GgufFile) -> Metadata:
-    return _windows(file, period=4)  # of OLMo 3, which has the same name
+    windows = _windows(file, period=4)
+    return windows | {"model_type": "olmo3"} if windows.get("sliding_window") else windows  # both have one name
 
 
 def _starcoder2(file: GgufFile) -> Metadata:
