@@ -396,6 +396,13 @@ CASES["olmo3"] = Case(
     new=_OLMO3 | {"rope_parameters": _OLMO3_ROPE},
     old=_OLMO3 | {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "yarn", **YARN}, "rms_norm_eps": 1e-5},
 )
+CASES["exaone4"] = Case(
+    model_type="exaone4",
+    new=_OLMO3 | _rope("llama3", **LLAMA3),
+    old=_WIDE_HEADS
+    | {"sliding_window": 8, "sliding_window_pattern": 2, "rms_norm_eps": 1e-5}
+    | {"rope_theta": 10000.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+)
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_OLD = {"full_attn_idxs": [1], "block_ff_dim": 96, "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_MOE = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_dense_layers": 1}
@@ -689,7 +696,7 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
 }
 """Sizes that compiled passes take."""
 
-COMPILED = (*(f"{name}-wide" for name in WIDE), "deepseek_v3", "glm4_moe", "ministral3", "mistral4", "olmo3")
+COMPILED = (*(f"{name}-wide" for name in WIDE), "deepseek_v3", "glm4_moe", "ministral3", "mistral4", "olmo3", "exaone4")
 """Cases of such sizes."""
 
 CASES |= {

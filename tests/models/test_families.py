@@ -168,6 +168,9 @@ def test_windows() -> None:
     assert windows({"model_type": "qwen3_moe", **slides}) == [8] * 3
     assert windows({"model_type": "gemma2"}) == [4096, None, 4096]
     assert windows({"model_type": "llama", "sliding_window": 8}) == [None] * 3
+    assert windows({"model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": 2}) == [8, None, 8]
+    spec = spec_from_config(OLD | {"model_type": "exaone4", "sliding_window": None})
+    assert [(layer.window, layer.rope) for layer in spec.layers] == [(None, "default")] * 3
     assert windows({"model_type": "smollm3", **slides, "no_rope_layers": [1, 0, 1]}) == [None, 8, None]
 
 

@@ -103,6 +103,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0,
                            "original_max_position_embeddings": 16},
         "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}}),
+    "exaone4": ("exaone4", "exaone4", {"num_hidden_layers": 5, "sliding_window": 8}),
+    "exaone4-whole": ("exaone4", "exaone4", {"sliding_window": None, "layer_types": [SLIDING[1]] * 3}),
 }  # fmt: skip
 """Name -> architecture in GGUF, model_type of transformers, keys of its configuration."""
 
@@ -113,7 +115,7 @@ PATTERNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Models whose layers slide in another order than is usual."""
 
-SLIDES = {"gemma2", "gemma3", "cohere2", "gpt-oss", "olmo2"}
+SLIDES = {"gemma2", "gemma3", "cohere2", "gpt-oss", "olmo2", "exaone4"}
 TURNED = {"llama", "smollm3", "granite", "mistral3"}
 SIGMOIDS = {"deepseek_v3", "glm4_moe"}
 """Types whose experts are chosen by sigmoids."""
@@ -181,7 +183,9 @@ def stored(name: str, model: Any) -> dict[str, torch.Tensor]:
     """The tensors of a model under GGUF's names, changed as its converters change them."""
     architecture = (MODELS | PATTERNS)[name][0]
     config, found = model.config, dict[str, torch.Tensor]()
-    parts = PARTS | (SANDWICH if architecture in {"gemma2", "gemma3", "olmo2"} else OWN.get(architecture, {}))
+    parts = PARTS | (
+        SANDWICH if architecture in {"gemma2", "gemma3", "olmo2", "exaone4"} else OWN.get(architecture, {})
+    )
     for key, tensor in model.state_dict().items():
         short = key.removeprefix("model.")
         value = tensor + 1.0 if architecture.startswith("gemma") and "norm" in short else tensor

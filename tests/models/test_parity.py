@@ -305,6 +305,7 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("ministral3", _ungrown),
     ("mistral4", _ungrown),
     ("olmo3", _one_rope),
+    ("exaone4", _all_rotated),
     ("qwen2_moe-wide", _moe(norm_top_k=True)),
     ("qwen2_moe-wide", _moe(shared_gate=False)),
     ("granitemoehybrid", _fields(residual_multiplier=1.0)),

@@ -38,6 +38,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {"model_type": "gemma3_text", "sliding_window": 512},
     "olmo2": {},
     "olmo3": {},
+    "exaone4": {},
     "granite": {
         "embedding_multiplier": 12.0,
         "residual_multiplier": 0.22,

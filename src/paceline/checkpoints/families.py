@@ -73,6 +73,16 @@ def _cohere2(keys: ConfigKeys) -> dict[str, Any]:
     }
 
 
+def _exaone4_layers(keys: ConfigKeys) -> tuple[LayerSpec, ...]:
+    layers = layer_specs(keys, "types", rope_by_type=False, mixture=False)
+    return _rotated_in_windows(layers) if keys.given("sliding_window") else layers
+
+
+def _rotated_in_windows(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """The same without a rotary embedding where there is no sliding window."""
+    return tuple(layer if layer.window else replace(layer, rope=None) for layer in layers)
+
+
 _COMMON: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
@@ -107,6 +117,7 @@ _SMOLLM3 = {
     "tie_word_embeddings": True,
 } | {"use_sliding_window": False, "no_rope_layer_interval": 4}
 _OLMO3 = {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096, "sliding_window_pattern": 4}
+_EXAONE4 = {"rms_norm_eps": 1e-5, "num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4}
 _GRANITE = dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0)
 _STARCODER2 = {
     "hidden_act": "gelu_pytorch_tanh",
@@ -167,6 +178,9 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "smollm3": ModelFamily(defaults=_SMOLLM3, windows="types", mlp_bias=True),
     "olmo2": ModelFamily(defaults={"rms_norm_eps": 1e-5}, placement="post", qk_norm="full"),
     "olmo3": ModelFamily(defaults=_OLMO3, placement="post", qk_norm="full", windows="types", rope_by_type=True),
+    "exaone4": ModelFamily(
+        defaults=_EXAONE4, placement="post", qk_norm="head", attention_bias="no", layers=_exaone4_layers
+    ),
     "granite": ModelFamily(defaults=_GRANITE, mlp_bias=True, extra=granite_multipliers),
     "starcoder2": ModelFamily(
         keys={"norm_epsilon": "rms_norm_eps"},
@@ -289,9 +303,7 @@ def _layers(keys: ConfigKeys, family: ModelFamily, *, mixture: bool) -> tuple[La
     if family.layers is not None:
         return family.layers(keys)
     layers = layer_specs(keys, family.windows, rope_by_type=family.rope_by_type, mixture=mixture)
-    if family.rope_in_windows:
-        return tuple(layer if layer.window else replace(layer, rope=None) for layer in layers)
-    return layers
+    return _rotated_in_windows(layers) if family.rope_in_windows else layers
 
 
 def _family(config: Mapping[str, Any]) -> ModelFamily:

@@ -309,6 +309,10 @@ def _olmo2(file: GgufFile) -> Metadata:
     return windows | {"model_type": "olmo3"} if windows.get("sliding_window") else windows  # both have one name
 
 
+def _exaone4(file: GgufFile) -> Metadata:
+    return {"sliding_window": file.get("attention.sliding_window")}  # where it is not said, there is none
+
+
 def _starcoder2(file: GgufFile) -> Metadata:
     return {
         "norm_epsilon": file.get("attention.layer_norm_epsilon", 1e-5),
@@ -411,6 +415,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "phi3": Architecture(model_type="phi3", names=PHI3),
     "smollm3": Architecture(model_type="smollm3", turned=True),
     "olmo2": Architecture(model_type="olmo2", extra=_olmo2),
+    "exaone4": Architecture(model_type="exaone4", extra=_exaone4),
     "granite": Architecture(model_type="granite", turned=True, extra=_granite),
     "starcoder2": Architecture(model_type="starcoder2", names=STARCODER2, extra=_starcoder2),
     "glm4": Architecture(model_type="glm4", names=GLM4, extra=_glm4),
