@@ -403,6 +403,12 @@ CASES["exaone4"] = Case(
     | {"sliding_window": 8, "sliding_window_pattern": 2, "rms_norm_eps": 1e-5}
     | {"rope_theta": 10000.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
 )
+CASES["ernie4_5"] = Case(
+    model_type="ernie4_5",
+    new={"head_dim": 32, "use_bias": True} | _rope("default", 500.0),
+    old={"head_dim": 32, "use_bias": True, "rope_theta": 500.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+    keys=with_head,
+)
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_OLD = {"full_attn_idxs": [1], "block_ff_dim": 96, "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_MOE = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_dense_layers": 1}
@@ -696,7 +702,16 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
 }
 """Sizes that compiled passes take."""
 
-COMPILED = (*(f"{name}-wide" for name in WIDE), "deepseek_v3", "glm4_moe", "ministral3", "mistral4", "olmo3", "exaone4")
+COMPILED = (
+    *(f"{name}-wide" for name in WIDE),
+    "deepseek_v3",
+    "glm4_moe",
+    "ministral3",
+    "mistral4",
+    "olmo3",
+    "exaone4",
+    "ernie4_5",
+)
 """Cases of such sizes."""
 
 CASES |= {
@@ -707,6 +722,7 @@ STYLES = ("new", "old", "module")
 ARCHITECTURES = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "gemma3_text": "Gemma3ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",

@@ -103,6 +103,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0,
                            "original_max_position_embeddings": 16},
         "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}}),
+    "ernie4_5": ("ernie4_5", "ernie4_5", {"head_dim": 24, "use_bias": True}),
     "exaone4": ("exaone4", "exaone4", {"num_hidden_layers": 5, "sliding_window": 8}),
     "exaone4-whole": ("exaone4", "exaone4", {"sliding_window": None, "layer_types": [SLIDING[1]] * 3}),
 }  # fmt: skip

@@ -353,7 +353,7 @@ def test_the_check_catches_a_wrong_model(name: str, change: Callable[[ModelSpec]
     assert distance(logits, reference(name, TEXT[:LONG])) > 10 * CASES[name].tolerance
 
 
-@pytest.mark.parametrize("name", ["glm4", "cohere2"])
+@pytest.mark.parametrize("name", ["glm4", "cohere2", "ernie4_5"])
 def test_the_check_catches_pairs_of_other_dimensions(name: str, tmp_path: Path) -> None:
     folder, device = checkpoints.write(name, "new", tmp_path), torch.device("cpu")
     spec = spec_from_config(read_config(folder))

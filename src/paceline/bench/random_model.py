@@ -52,6 +52,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "qwen3_moe": {"norm_topk_prob": True},
     "starcoder2": {},
     "glm4": {"attention_bias": True},
+    "ernie4_5": {},
     "cohere2": {"sliding_window": 4096},
     "gpt_oss": {"sliding_window": 128},
     "deepseek_v2": {"q_lora_rank": None, "first_k_dense_replace": 1},

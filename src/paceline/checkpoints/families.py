@@ -56,9 +56,13 @@ def _gemma3(keys: ConfigKeys) -> dict[str, Any]:
     return _gemma(keys) | {"attention_softcap": None}
 
 
+def _biases(keys: ConfigKeys) -> dict[str, Any]:
+    """Biases that all maps have or none."""
+    return dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), keys.flag("use_bias"))
+
+
 def _starcoder2(keys: ConfigKeys) -> dict[str, Any]:
-    biases = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), keys.flag("use_bias"))
-    return biases | {"norm": "layer", "norm_bias": True, "gated": False}
+    return _biases(keys) | {"norm": "layer", "norm_bias": True, "gated": False}
 
 
 def _glm4(keys: ConfigKeys) -> dict[str, Any]:
@@ -139,6 +143,15 @@ _GLM4 = {
     "partial_rotary_factor": 0.5,
     "attention_bias": True,
 }
+_ERNIE4_5 = {
+    "head_dim": 128,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "use_bias": False,
+}
 _COHERE2 = {
     "rms_norm_eps": 1e-5,
     "logit_scale": 0.0625,
@@ -191,6 +204,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
         extra=_starcoder2,
     ),
     "glm4": ModelFamily(defaults=_GLM4, placement="sandwich", rope_interleaved=True, attention_bias="no", extra=_glm4),
+    "ernie4_5": ModelFamily(defaults=_ERNIE4_5, rope_interleaved=True, attention_bias="no", extra=_biases),
     "cohere2": ModelFamily(
         keys={"layer_norm_eps": "rms_norm_eps"},
         defaults=_COHERE2,

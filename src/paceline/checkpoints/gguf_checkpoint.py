@@ -320,6 +320,10 @@ def _starcoder2(file: GgufFile) -> Metadata:
     }
 
 
+def _ernie4_5(file: GgufFile) -> Metadata:
+    return {"use_bias": "blk.0.attn_q.bias" in file.tensors}
+
+
 def _glm4(file: GgufFile) -> Metadata:
     return {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
 
@@ -419,6 +423,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "granite": Architecture(model_type="granite", turned=True, extra=_granite),
     "starcoder2": Architecture(model_type="starcoder2", names=STARCODER2, extra=_starcoder2),
     "glm4": Architecture(model_type="glm4", names=GLM4, extra=_glm4),
+    "ernie4_5": Architecture(model_type="ernie4_5", extra=_ernie4_5),
     "cohere2": Architecture(model_type="cohere2", extra=_cohere2),
     "gpt-oss": Architecture(model_type="gpt_oss", names=GPT_OSS, yarn={"truncate": False}, extra=_gpt_oss),
     "deepseek2": Architecture(model_type="deepseek_v2", names=DEEPSEEK2, extra=_deepseek2),
