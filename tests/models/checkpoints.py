@@ -409,6 +409,22 @@ CASES["ernie4_5"] = Case(
     old={"head_dim": 32, "use_bias": True, "rope_theta": 500.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
     keys=with_head,
 )
+_HUNYUAN = {"head_dim": 32, "attention_bias": True}
+_HUNYUAN_ROPE = {"type": "dynamic", "alpha": 8.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0}
+_HUNYUAN_MOE = {"head_dim": 32, "num_experts": 6, "moe_topk": 2}
+CASES["hunyuan_v1_dense"] = Case(
+    model_type="hunyuan_v1_dense",
+    new=_HUNYUAN | _rope("dynamic", 500.0, alpha=8.0, factor=1.0),
+    old=_HUNYUAN | {"rope_theta": 500.0, "rope_scaling": _HUNYUAN_ROPE, "rms_norm_eps": 1e-5, "use_qk_norm": True},
+)
+CASES["hunyuan_v1_moe"] = Case(
+    model_type="hunyuan_v1_moe",
+    new=_HUNYUAN_MOE | _rope("default", 500.0),
+    old=_HUNYUAN_MOE
+    | {"moe_topk": [2, 2, 2], "moe_intermediate_size": [96] * 3, "num_shared_expert": [1] * 3}
+    | {"rope_theta": 500.0, "rms_norm_eps": 1e-5},
+    keys=qwen_moe_keys,
+)
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_OLD = {"full_attn_idxs": [1], "block_ff_dim": 96, "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_MOE = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_dense_layers": 1}
@@ -711,6 +727,8 @@ COMPILED = (
     "olmo3",
     "exaone4",
     "ernie4_5",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
 )
 """Cases of such sizes."""
 
@@ -723,6 +741,8 @@ ARCHITECTURES = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "gemma3_text": "Gemma3ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",

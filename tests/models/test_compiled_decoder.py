@@ -161,6 +161,7 @@ MIXED_LAYERS = (LayerSpec(moe=True), LayerSpec(), LayerSpec(moe=True))
 FEATURES = {
     "biases": {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
     "normed heads": {"qk_norm": "head"},
+    "heads normed when they are rotated": {"qk_norm": "head", "qk_norm_rotated": True},
     "gelu": {"activation": "gelu_tanh"},
     "norms stored as w - 1": {"norm_offset": True},
     "multipliers": {

@@ -106,6 +106,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ernie4_5": ("ernie4_5", "ernie4_5", {"head_dim": 24, "use_bias": True}),
     "exaone4": ("exaone4", "exaone4", {"num_hidden_layers": 5, "sliding_window": 8}),
     "exaone4-whole": ("exaone4", "exaone4", {"sliding_window": None, "layer_types": [SLIDING[1]] * 3}),
+    "hunyuan_dense": ("hunyuan-dense", "hunyuan_v1_dense", {"head_dim": 24}),
+    "hunyuan_moe": ("hunyuan-moe", "hunyuan_v1_moe", {"head_dim": 24, "num_experts": 6, "moe_topk": 2}),
 }  # fmt: skip
 """Name -> architecture in GGUF, model_type of transformers, keys of its configuration."""
 
@@ -158,7 +160,13 @@ SANDWICH = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 GLM4 = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
+HUNYUAN = {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
+HUNYUAN |= {"mlp.gate.wg": "ffn_gate_inp"} | {
+    f"mlp.shared_mlp.{x}_proj": f"ffn_{x}_shexp" for x in ("gate", "up", "down")
+}
 OWN = {
+    "hunyuan-dense": HUNYUAN,
+    "hunyuan-moe": HUNYUAN,
     "glm4": GLM4,
     "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
     "gpt-oss": {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"},

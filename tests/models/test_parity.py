@@ -306,6 +306,8 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("mistral4", _ungrown),
     ("olmo3", _one_rope),
     ("exaone4", _all_rotated),
+    ("hunyuan_v1_dense", _fields(qk_norm_rotated=False)),
+    ("hunyuan_v1_moe", _fields(qk_norm_rotated=False)),
     ("qwen2_moe-wide", _moe(norm_top_k=True)),
     ("qwen2_moe-wide", _moe(shared_gate=False)),
     ("granitemoehybrid", _fields(residual_multiplier=1.0)),

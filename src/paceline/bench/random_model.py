@@ -53,6 +53,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "starcoder2": {},
     "glm4": {"attention_bias": True},
     "ernie4_5": {},
+    "hunyuan_v1_dense": {},
+    "hunyuan_v1_moe": {},
     "cohere2": {"sliding_window": 4096},
     "gpt_oss": {"sliding_window": 128},
     "deepseek_v2": {"q_lora_rank": None, "first_k_dense_replace": 1},
@@ -206,6 +208,8 @@ def shape_config(shape: RandomShape) -> Any:
         settings["moe_intermediate_size"] = shape.mlp
         if shape.family != "glm4_moe":
             settings["num_key_value_heads"] = shape.heads
+    elif shape.family == "hunyuan_v1_moe":
+        settings |= {"num_experts": shape.experts, "moe_topk": shape.top_k}
     elif shape.family in ("mixtral", "gpt_oss"):
         settings |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.top_k}
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[settings["model_type"]]

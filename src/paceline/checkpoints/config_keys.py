@@ -297,7 +297,7 @@ ROPE_LISTS = ("short_factor", "long_factor", "factors")
 ROPE_PARAMETERS = (*ROPE_NUMBERS, *ROPE_LISTS, "truncate")
 ROPE_READ_ELSEWHERE = (
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"),
-    *("max_position_embeddings", "llama_4_scaling_beta"),
+    *("max_position_embeddings", "llama_4_scaling_beta", "alpha"),
 )
 ROPE_OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """Keys that are read elsewhere, or say nothing about the angles of text."""
@@ -362,7 +362,9 @@ def _make_rope(keys: ConfigKeys, parameters: Mapping[str, Any], head_dim: int, *
             f"config.json: rope_theta must be a number above 1 and at most {HUGE:g}, got {shortened(base)}; "
             "repair or download it again"
         )
-    dims = _dims(keys, parameters, head_dim)
+    dims, own = _dims(keys, parameters, head_dim), ConfigKeys(parameters, {}, keys.family)
+    if kind == "dynamic" and own.given("alpha"):  # of Hunyuan, which stretches wavelengths once, whatever the length
+        kind, base = "default", base * own.positive("alpha") ** (dims / max(1, dims - 2))
     scaling = _scaling(keys, kind, parameters, dims) if kind != "default" else {}
     return RopeSpec(
         theta=float(base),
@@ -370,7 +372,7 @@ def _make_rope(keys: ConfigKeys, parameters: Mapping[str, Any], head_dim: int, *
         kind=kind,
         scaling=scaling,
         max_position=keys.size("max_position_embeddings"),
-        growth=_growth(ConfigKeys(parameters, {}, keys.family)),
+        growth=_growth(own),
     )
 
 

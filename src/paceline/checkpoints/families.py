@@ -15,7 +15,12 @@ from paceline.checkpoints.config_keys import ConfigKeys, layer_specs, local_and_
 from paceline.checkpoints.encoder_decoder_families import encoder_decoder_spec, is_encoder_decoder
 from paceline.checkpoints.hybrid_families import HYBRID_FAMILIES
 from paceline.checkpoints.mamba_families import MAMBA_FAMILIES
-from paceline.checkpoints.mixture_families import MINISTRAL_ROPE, MIXTURE_FAMILIES, QWEN
+from paceline.checkpoints.mixture_families import (
+    HUNYUAN_NAMES,
+    MINISTRAL_ROPE,
+    MIXTURE_FAMILIES,
+    QWEN,
+)
 from paceline.checkpoints.model_family import ModelFamily, Rename, granite_multipliers
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import LayerSpec, ModelSpec, RopeSpec
@@ -205,6 +210,9 @@ FAMILIES: Mapping[str, ModelFamily] = {
     ),
     "glm4": ModelFamily(defaults=_GLM4, placement="sandwich", rope_interleaved=True, attention_bias="no", extra=_glm4),
     "ernie4_5": ModelFamily(defaults=_ERNIE4_5, rope_interleaved=True, attention_bias="no", extra=_biases),
+    "hunyuan_v1_dense": ModelFamily(
+        names=HUNYUAN_NAMES, defaults={"rms_norm_eps": 1e-5}, qk_norm="head", qk_norm_rotated=True
+    ),
     "cohere2": ModelFamily(
         keys={"layer_norm_eps": "rms_norm_eps"},
         defaults=_COHERE2,
@@ -299,6 +307,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         norm_placement=family.placement,
         norm_offset=family.norm_offset,
         qk_norm=family.qk_norm,
+        qk_norm_rotated=family.qk_norm_rotated,
         qkv_bias=bias or family.attention_bias == "qkv",
         o_bias=bias,
         mlp_bias=family.mlp_bias and keys.flag("mlp_bias"),

@@ -340,6 +340,15 @@ def _gpt_oss(file: GgufFile) -> Metadata:
     return _mixtral(file) | {"intermediate_size": inner}
 
 
+def _hunyuan_moe(file: GgufFile) -> Metadata:
+    inner = file.get("expert_feed_forward_length", file.get("feed_forward_length"))
+    return {
+        "num_experts": file.get("expert_count"),
+        "moe_topk": file.get("expert_used_count"),
+        "intermediate_size": inner,
+    }
+
+
 def _deepseek2(file: GgufFile) -> Metadata:
     rope, groups = file.number("rope.dimension_count"), file.get("expert_group_count") or 1
     metadata = {
@@ -397,6 +406,7 @@ SHARED_EXPERTS = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+HUNYUAN_MOE = SHARED_EXPERTS | {"ffn_norm": "post_attention_layernorm"}
 DEEPSEEK2 = SHARED_EXPERTS | {
     "ffn_norm": "post_attention_layernorm",
     "attn_q_a": "self_attn.q_a_proj",
@@ -424,6 +434,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "starcoder2": Architecture(model_type="starcoder2", names=STARCODER2, extra=_starcoder2),
     "glm4": Architecture(model_type="glm4", names=GLM4, extra=_glm4),
     "ernie4_5": Architecture(model_type="ernie4_5", extra=_ernie4_5),
+    "hunyuan-dense": Architecture(model_type="hunyuan_v1_dense"),
+    "hunyuan-moe": Architecture(model_type="hunyuan_v1_moe", names=HUNYUAN_MOE, extra=_hunyuan_moe),
     "cohere2": Architecture(model_type="cohere2", extra=_cohere2),
     "gpt-oss": Architecture(model_type="gpt_oss", names=GPT_OSS, yarn={"truncate": False}, extra=_gpt_oss),
     "deepseek2": Architecture(model_type="deepseek_v2", names=DEEPSEEK2, extra=_deepseek2),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from paceline.checkpoints.config_keys import ConfigKeys, rope_spec
-from paceline.checkpoints.model_family import ModelFamily, expert_groups, latent_fields, moe_spec
+from paceline.checkpoints.model_family import ModelFamily, Rename, expert_groups, latent_fields, moe_spec
 from paceline.errors import UnsupportedModelError
 from paceline.models import MoeSpec, RopeSpec
 
@@ -63,6 +64,23 @@ def _glm4_moe(keys: ConfigKeys) -> dict[str, Any]:
 def _mistral4(keys: ConfigKeys) -> dict[str, Any]:
     keys.only({"n_group": (1,)})
     return _scaled_latent(keys) | {"moe": _routed(keys)}
+
+
+def _hunyuan_moe(keys: ConfigKeys) -> dict[str, Any]:
+    inner = keys.size("intermediate_size")
+    counts = {name: _of_all_layers(keys, name) for name in ("num_experts", "num_experts_per_tok")}
+    moe = moe_spec(ConfigKeys(counts, {}, keys.family), "num_experts", inner, norm_top_k=True)
+    return {"moe": replace(moe, shared=inner)}
+
+
+def _of_all_layers(keys: ConfigKeys, name: str) -> Any:
+    """A value that may be given for each layer, where it is the same in all."""
+    value = keys.get(name)
+    if not isinstance(value, list) or not value:
+        return value
+    if value.count(value[0]) != len(value):
+        raise UnsupportedModelError(f"{keys.family}: {name} that differs from layer to layer is not implemented")
+    return value[0]
 
 
 def _sigmoid_moe(keys: ConfigKeys) -> MoeSpec:
@@ -193,6 +211,12 @@ _MISTRAL4 = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
+HUNYUAN_NAMES: Rename = (
+    (re.compile(r"\.query_layernorm\."), ".q_norm."),
+    (re.compile(r"\.key_layernorm\."), ".k_norm."),
+    (re.compile(r"\.mlp\.gate\.wg\."), ".mlp.gate."),
+    (re.compile(r"\.mlp\.shared_mlp\."), ".mlp.shared_experts."),
+)
 
 MIXTURE_FAMILIES: Mapping[str, ModelFamily] = {
     "mixtral": ModelFamily(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
@@ -203,4 +227,12 @@ MIXTURE_FAMILIES: Mapping[str, ModelFamily] = {
     "deepseek_v3": ModelFamily(defaults=_DEEPSEEK_V3, attention_bias="no", extra=_deepseek_v3),
     "glm4_moe": ModelFamily(defaults=_GLM4_MOE, attention_bias="no", extra=_glm4_moe),
     "mistral4": ModelFamily(defaults=_MISTRAL4, attention_bias="no", extra=_mistral4),
+    "hunyuan_v1_moe": ModelFamily(
+        keys={"moe_topk": "num_experts_per_tok"},
+        names=HUNYUAN_NAMES,
+        defaults={"rms_norm_eps": 1e-5, "num_experts": 1, "num_experts_per_tok": 1},
+        qk_norm="head",
+        qk_norm_rotated=True,
+        extra=_hunyuan_moe,
+    ),
 }

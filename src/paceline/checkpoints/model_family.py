@@ -45,6 +45,7 @@ class ModelFamily:
     placement: Literal["pre", "post", "sandwich"] = "pre"
     norm_offset: bool = False
     qk_norm: Literal["head", "full"] | None = None
+    qk_norm_rotated: bool = False
     windows: Windows = "none"
     layers: Callable[[ConfigKeys], tuple[LayerSpec, ...]] | None = None
     attention: bool = True

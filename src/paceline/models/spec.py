@@ -211,7 +211,8 @@ class ModelSpec:
         parallel: attention and MLP read the same normed state, and both outputs are added to it (Cohere).
         norm_offset: weights are stored as w - 1 (Gemma), used as 1 + w.
         qk_norm: None, "head" (over each head: Qwen3, Gemma 3) or "full" (over all heads: OLMo-2), before the rotary
-            embedding; `qk_norm_eps` where its epsilon is another than `norm_eps`.
+            embedding, or behind it if `qk_norm_rotated` (Hunyuan); `qk_norm_eps` where its epsilon is another than
+            `norm_eps`.
         attention_scale: factor on q.k.
         attention_softcap, logit_softcap: cap * tanh(x / cap), or None.
         embedding_multiplier, residual_multiplier, logit_multiplier: factors on embeddings, on each sub-layer's output
@@ -260,6 +261,7 @@ class ModelSpec:
     norm_offset: bool = False
     parallel: bool = False
     qk_norm: Literal["head", "full"] | None = None
+    qk_norm_rotated: bool = False
     qk_norm_eps: float | None = None
     qkv_bias: bool = False
     o_bias: bool = False

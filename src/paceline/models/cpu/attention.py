@@ -54,6 +54,9 @@ from paceline.models.cpu.vectors import (
 from paceline.models.cpu.visible_slots import common_own_slots, own_slots, shared_slots
 from paceline.utils import part_of_compiled
 
+BY_HEAD, WHOLE, ROTATED = 0, 1, 2
+"""Norms of queries and keys: of each head, of all heads together, and of each head when it is rotated."""
+
 LOWEST = np.float32(-np.inf)
 AHEAD = 32
 """How many slots ahead keys and values are fetched; no more than window_slots.SPARE."""
@@ -139,16 +142,23 @@ def _grow(head: int, size: int, rope: int, row: int) -> None:
 
 
 @part_of_compiled
+def _norm_head(frame: int, head: int, weight: int, when: int) -> None:
+    """Norm one head of a row in place where heads are normed at that time; `weight` is 0 where they are not at all."""
+    if weight != 0 and read(frame + at.QK_NORM) == when:
+        scaled_norm(head, read(frame + at.HEAD_DIM), weight, read_float(frame + at.HEAD_EPSILON), head, False)
+
+
+@part_of_compiled
 def _prepare(frame: int, layer: int, row: int, head: int, weight: int, target: int, half: bool) -> None:
     """Norm, rotate and store one head of a row's projections (in place but for the copy to target)."""
-    size, rope, by_head = read(frame + at.HEAD_DIM), read(layer + at.ROPE), read(frame + at.WHOLE_NORM) == 0
+    size, rope = read(frame + at.HEAD_DIM), read(layer + at.ROPE)
     source = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH) + 4 * head * size
-    if weight != 0 and by_head:
-        scaled_norm(source, size, weight, read_float(frame + at.HEAD_EPSILON), source, False)
+    _norm_head(frame, source, weight, BY_HEAD)
     if rope != 0:
         _rotate(source, rope, row)
-        if head < read(frame + at.HEADS):
-            _grow(source, size, rope, row)
+    _norm_head(frame, source, weight, ROTATED)
+    if rope != 0 and head < read(frame + at.HEADS):
+        _grow(source, size, rope, row)
     copy_row(source, size, target, half)
 
 

@@ -36,7 +36,7 @@ FIELD = 8
     ATTENTION_CAP, LOGIT_CAP,  # soft caps, 0 for none
     # (rows,) positions, and distances in a layer's BIASES: numbers of positions 0 .. p end each head's row of them
     POSITIONS, BIAS_COUNT, BIAS_PITCH,
-    WHOLE_NORM,  # 1 where queries and keys are normed over all their heads
+    QK_NORM,  # what is normed of queries and keys, and when (models.cpu.attention)
     # mixtures: how many experts, of a row, groups and best of them (0: none); 1 where shares sum to 1; factor on shares
     EXPERTS, TOP_K, GROUPS, BEST_GROUPS, NORM_SHARES, SHARE_SCALE,
     SIGMOID,  # 1 where scores are sigmoids, and the bias of a router ranks experts without weighing them

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline.models.cpu import offsets as at
-from paceline.models.cpu.attention import copy_row, norm_row, scaled_norm
+from paceline.models.cpu.attention import WHOLE, copy_row, norm_row, scaled_norm
 from paceline.models.cpu.matrix import (
     as_bytes,
     convert_row,
@@ -229,7 +229,7 @@ def norm_sums(frame: int, me: int, team: int, norm: int, rounded: bool) -> None:
 @part_of_compiled
 def norm_all_heads(frame: int, layer: int, me: int, team: int) -> None:
     """Norms over all heads of the queries and over all heads of the keys, the rows divided among threads (OLMo-2)."""
-    if read(frame + at.WHOLE_NORM) == 0:
+    if read(frame + at.QK_NORM) != WHOLE:
         return
     rows, size, epsilon = read(frame + at.ROWS), read(frame + at.HEAD_DIM), read_float(frame + at.HEAD_EPSILON)
     queries, keys = read(frame + at.HEADS) * size, read(frame + at.KV_HEADS) * size

@@ -64,8 +64,8 @@ class PackedLayer:
 
     __slots__ = (
         "_attention", "_attn_norm", "_cross", "_differential", "_gate", "_index", "_keys_of", "_mixer", "_mixes",
-        "_mlp_norm", "_o", "_parallel", "_post_attn_norm", "_post_mlp_norm", "_qk_norm", "_qkv", "_queries",
-        "_residual", "_residual_norms", "_rope", "_rotated", "_shape", "_sinks", "feed_forward",
+        "_mlp_norm", "_norms_rotated", "_o", "_parallel", "_post_attn_norm", "_post_mlp_norm", "_qk_norm", "_qkv",
+        "_queries", "_residual", "_residual_norms", "_rope", "_rotated", "_shape", "_sinks", "feed_forward",
     )  # fmt: skip
 
     def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, layer_weights: OwnWeights) -> None:
@@ -104,7 +104,7 @@ class PackedLayer:
         else:
             latent = layer_weights.latent(spec.latent, shape.heads)
             self._qkv, self._o = latent.qkv, latent.output
-        self._qk_norm = layer_weights.qk_norm(shape, order)
+        self._qk_norm, self._norms_rotated = layer_weights.qk_norm(shape, order), spec.qk_norm_rotated
         self._gate = layer_weights.linear("attn_gate", rows=order) if spec.attention_gate else None
 
     def run(
@@ -176,14 +176,19 @@ class PackedLayer:
         if self._differential is not None:
             return self._differential.filled(qkv)
         qkv = (qkv if added_qkv is None else qkv + added_qkv).view(self._shape)
-        if self._qk_norm is not None:
-            self._qk_norm(qkv)
-        if self._rope is not None:
-            rotation = rotations[self._rope]
-            rotate_(qkv.narrow(1, 0, self._rotated), rotation)
-            if rotation.growth is not None:
-                qkv.narrow(1, 0, self._queries).mul_(rotation.growth)
+        self._turn(qkv, None if self._rope is None else rotations[self._rope])
         return qkv
+
+    def _turn(self, qkv: torch.Tensor, rotation: Rotation | None) -> None:
+        """Norm, rotate and grow queries and keys in place."""
+        if self._qk_norm is not None and not self._norms_rotated:
+            self._qk_norm(qkv)
+        if rotation is not None:
+            rotate_(qkv.narrow(1, 0, self._rotated), rotation)
+        if self._qk_norm is not None and self._norms_rotated:
+            self._qk_norm(qkv)
+        if rotation is not None and rotation.growth is not None:
+            qkv.narrow(1, 0, self._queries).mul_(rotation.growth)
 
     def _transformed(self, x: torch.Tensor) -> torch.Tensor:
         assert self.feed_forward is not None, "a layer without an MLP"

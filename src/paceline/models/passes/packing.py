@@ -12,6 +12,7 @@ import torch
 
 from paceline.checkpoints import GROUP, Blocks
 from paceline.models.cpu import offsets as at
+from paceline.models.cpu.attention import BY_HEAD, ROTATED, WHOLE
 from paceline.models.cpu.attention_strips import BLOCK, CHUNK, ITEM, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
 from paceline.models.cpu.block_packing import in_strips, pack_strips, strip_table
@@ -384,7 +385,7 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int |
         at.ALPHA: float(spec.swiglu_alpha), at.LIMIT: float(spec.swiglu_limit),
         at.LOGIT_SCALE: float(spec.logit_multiplier), at.ACTIVATE: ACTIVATIONS[spec.activation],
         at.ATTENTION_CAP: float(spec.attention_softcap or 0.0), at.LOGIT_CAP: float(spec.logit_softcap or 0.0),
-        at.WHOLE_NORM: int(spec.qk_norm == "full"),
+        at.QK_NORM: WHOLE if spec.qk_norm == "full" else ROTATED if spec.qk_norm_rotated else BY_HEAD,
     } | projection(spec) | ({} if spec.moe is None else routing(spec.moe))  # fmt: skip
 
 
