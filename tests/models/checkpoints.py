@@ -425,6 +425,12 @@ CASES["hunyuan_v1_moe"] = Case(
     | {"rope_theta": 500.0, "rms_norm_eps": 1e-5},
     keys=qwen_moe_keys,
 )
+_SEED_OSS = {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}
+CASES["seed_oss"] = Case(
+    model_type="seed_oss",
+    new=_SEED_OSS | _rope("default", 500.0),
+    old=_SEED_OSS | {"attention_bias": True, "rope_theta": 500.0, "rope_scaling": {"rope_type": "default"}},
+)
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_OLD = {"full_attn_idxs": [1], "block_ff_dim": 96, "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_MOE = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_dense_layers": 1}
@@ -729,6 +735,7 @@ COMPILED = (
     "ernie4_5",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
+    "seed_oss",
 )
 """Cases of such sizes."""
 

@@ -108,6 +108,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "exaone4-whole": ("exaone4", "exaone4", {"sliding_window": None, "layer_types": [SLIDING[1]] * 3}),
     "hunyuan_dense": ("hunyuan-dense", "hunyuan_v1_dense", {"head_dim": 24}),
     "hunyuan_moe": ("hunyuan-moe", "hunyuan_v1_moe", {"head_dim": 24, "num_experts": 6, "moe_topk": 2}),
+    "seed_oss": ("seed_oss", "seed_oss", {"head_dim": 24, "attention_out_bias": True}),
 }  # fmt: skip
 """Name -> architecture in GGUF, model_type of transformers, keys of its configuration."""
 
@@ -165,6 +166,7 @@ HUNYUAN |= {"mlp.gate.wg": "ffn_gate_inp"} | {
     f"mlp.shared_mlp.{x}_proj": f"ffn_{x}_shexp" for x in ("gate", "up", "down")
 }
 OWN = {
+    "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
     "hunyuan-dense": HUNYUAN,
     "hunyuan-moe": HUNYUAN,
     "glm4": GLM4,

@@ -54,6 +54,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "glm4": {"attention_bias": True},
     "ernie4_5": {},
     "hunyuan_v1_dense": {},
+    "seed_oss": {},
     "hunyuan_v1_moe": {},
     "cohere2": {"sliding_window": 4096},
     "gpt_oss": {"sliding_window": 128},

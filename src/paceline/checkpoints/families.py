@@ -74,6 +74,10 @@ def _glm4(keys: ConfigKeys) -> dict[str, Any]:
     return {"qkv_bias": keys.flag("attention_bias")}
 
 
+def _seed_oss(keys: ConfigKeys) -> dict[str, Any]:
+    return {"qkv_bias": keys.flag("attention_bias"), "o_bias": keys.flag("attention_out_bias")}
+
+
 def _cohere2(keys: ConfigKeys) -> dict[str, Any]:
     return {
         "norm": "layer",
@@ -157,6 +161,13 @@ _ERNIE4_5 = {
     "tie_word_embeddings": True,
     "use_bias": False,
 }
+_SEED_OSS = {
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 524288,
+    "attention_bias": True,
+    "attention_out_bias": False,
+}
 _COHERE2 = {
     "rms_norm_eps": 1e-5,
     "logit_scale": 0.0625,
@@ -213,6 +224,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "hunyuan_v1_dense": ModelFamily(
         names=HUNYUAN_NAMES, defaults={"rms_norm_eps": 1e-5}, qk_norm="head", qk_norm_rotated=True
     ),
+    "seed_oss": ModelFamily(defaults=_SEED_OSS, attention_bias="no", mlp_bias=True, extra=_seed_oss),
     "cohere2": ModelFamily(
         keys={"layer_norm_eps": "rms_norm_eps"},
         defaults=_COHERE2,

@@ -328,6 +328,10 @@ def _glm4(file: GgufFile) -> Metadata:
     return {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
 
 
+def _seed_oss(file: GgufFile) -> Metadata:
+    return _glm4(file) | {"attention_out_bias": "blk.0.attn_output.bias" in file.tensors}
+
+
 def _cohere2(file: GgufFile) -> Metadata:
     return {
         "layer_norm_eps": file.get("attention.layer_norm_epsilon", 1e-5),
@@ -436,6 +440,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ernie4_5": Architecture(model_type="ernie4_5", extra=_ernie4_5),
     "hunyuan-dense": Architecture(model_type="hunyuan_v1_dense"),
     "hunyuan-moe": Architecture(model_type="hunyuan_v1_moe", names=HUNYUAN_MOE, extra=_hunyuan_moe),
+    "seed_oss": Architecture(model_type="seed_oss", names={}, extra=_seed_oss),
     "cohere2": Architecture(model_type="cohere2", extra=_cohere2),
     "gpt-oss": Architecture(model_type="gpt_oss", names=GPT_OSS, yarn={"truncate": False}, extra=_gpt_oss),
     "deepseek2": Architecture(model_type="deepseek_v2", names=DEEPSEEK2, extra=_deepseek2),
