@@ -431,6 +431,20 @@ CASES["seed_oss"] = Case(
     new=_SEED_OSS | _rope("default", 500.0),
     old=_SEED_OSS | {"attention_bias": True, "rope_theta": 500.0, "rope_scaling": {"rope_type": "default"}},
 )
+_MINIMAX = {"head_dim": 64, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 32}
+
+
+def minimax_keys(tensors: Tensors) -> Tensors:
+    """One tensor an expert, and all within `block_sparse_moe`."""
+    return {name.replace(".mlp.", ".block_sparse_moe."): one for name, one in mixtral_keys(tensors).items()}
+
+
+CASES["minimax_m2"] = Case(
+    model_type="minimax_m2",
+    new=_MINIMAX | _rope("default", 500.0),
+    old=_MINIMAX | {"rope_theta": 500.0, "scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True},
+    keys=minimax_keys,
+)
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_OLD = {"full_attn_idxs": [1], "block_ff_dim": 96, "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_MOE = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_dense_layers": 1}
@@ -736,6 +750,7 @@ COMPILED = (
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
     "seed_oss",
+    "minimax_m2",
 )
 """Cases of such sizes."""
 
@@ -749,6 +764,7 @@ ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",

@@ -227,6 +227,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ({"clip_qkv": 8.0}, "clip_qkv"),
     ({"model_type": "mistral4", "n_group": 2}, "n_group=2"),
+    ({"model_type": "minimax_m2", "use_qk_norm": False}, "use_qk_norm=False"),
     ({"model_type": "hunyuan_v1_moe", "num_experts": [2, 3, 2]}, "num_experts that differs"),
 ]
 

@@ -109,6 +109,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "hunyuan_dense": ("hunyuan-dense", "hunyuan_v1_dense", {"head_dim": 24}),
     "hunyuan_moe": ("hunyuan-moe", "hunyuan_v1_moe", {"head_dim": 24, "num_experts": 6, "moe_topk": 2}),
     "seed_oss": ("seed_oss", "seed_oss", {"head_dim": 24, "attention_out_bias": True}),
+    "minimax_m2": ("minimax-m2", "minimax_m2", {"num_local_experts": 6, "num_experts_per_tok": 2}
+                   | rope("default", 500.0, partial_rotary_factor=0.5)),
 }  # fmt: skip
 """Name -> architecture in GGUF, model_type of transformers, keys of its configuration."""
 
@@ -121,7 +123,7 @@ PATTERNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 SLIDES = {"gemma2", "gemma3", "cohere2", "gpt-oss", "olmo2", "exaone4"}
 TURNED = {"llama", "smollm3", "granite", "mistral3"}
-SIGMOIDS = {"deepseek_v3", "glm4_moe"}
+SIGMOIDS = {"deepseek_v3", "glm4_moe", "minimax_m2"}
 """Types whose experts are chosen by sigmoids."""
 
 PARTS = {
@@ -323,7 +325,7 @@ def describe(writer: Any, architecture: str, config: Any) -> None:
             writer.add_uint32(f"{architecture}.{key}", value)
     if config.model_type in SIGMOIDS:
         writer.add_uint32(f"{architecture}.expert_gating_func", 2)
-        writer.add_bool(f"{architecture}.expert_weights_norm", config.norm_topk_prob)
+        writer.add_bool(f"{architecture}.expert_weights_norm", getattr(config, "norm_topk_prob", True))
     describe_rotary(writer, architecture, config, head)
     for key, ours in {"rms_epsilon": "rms_norm_eps", "epsilon": "norm_epsilon"}.items():
         if (epsilon := getattr(config, ours, getattr(config, "layer_norm_eps", None))) is not None:

@@ -308,6 +308,7 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("exaone4", _all_rotated),
     ("hunyuan_v1_dense", _fields(qk_norm_rotated=False)),
     ("hunyuan_v1_moe", _fields(qk_norm_rotated=False)),
+    ("minimax_m2", _fields(qk_norm=None)),
     ("qwen2_moe-wide", _moe(norm_top_k=True)),
     ("qwen2_moe-wide", _moe(shared_gate=False)),
     ("granitemoehybrid", _fields(residual_multiplier=1.0)),

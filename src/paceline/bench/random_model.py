@@ -61,6 +61,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"q_lora_rank": None, "first_k_dense_replace": 1},
     "deepseek_v3": {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
     "glm4_moe": {"attention_bias": True, "use_qk_norm": True},
+    "minimax_m2": {},
 }
 """Names of families, and what their published models have beside sizes, where transformers has another default."""
 
@@ -211,7 +212,7 @@ def shape_config(shape: RandomShape) -> Any:
             settings["num_key_value_heads"] = shape.heads
     elif shape.family == "hunyuan_v1_moe":
         settings |= {"num_experts": shape.experts, "moe_topk": shape.top_k}
-    elif shape.family in ("mixtral", "gpt_oss"):
+    elif shape.family in ("mixtral", "gpt_oss", "minimax_m2"):
         settings |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.top_k}
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[settings["model_type"]]
     config = AutoConfig.for_model(**settings, architectures=[architecture])

@@ -386,6 +386,8 @@ def _dims(keys: ConfigKeys, parameters: Mapping[str, Any], head_dim: int) -> int
     part = parameters.get("partial_rotary_factor")
     if part is None:
         part = keys.optional_number("partial_rotary_factor")
+    if part is None and keys.known("rotary_dim") and keys.given("rotary_dim"):
+        part = keys.size("rotary_dim") / head_dim
     if part is not None and not (_in_range(part, 0.0) and 0 < part <= 1):
         got = shortened(part)
         raise CheckpointError(

@@ -373,6 +373,12 @@ def _glm4_moe(file: GgufFile) -> Metadata:
     return _routed_experts(file) | _glm4(file) | {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
 
 
+def _minimax_m2(file: GgufFile) -> Metadata:
+    scores = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}.get(file.get("expert_gating_func", SIGMOID), "unknown")
+    norm = file.get("expert_weights_norm", True)
+    return _gpt_oss(file) | {"scoring_func": scores, "norm_topk_prob": norm}
+
+
 def _routed_experts(file: GgufFile) -> Metadata:
     """Experts chosen by groups, with an MLP beside them."""
     gating = file.get("expert_gating_func") or SOFTMAX
@@ -445,6 +451,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt-oss": Architecture(model_type="gpt_oss", names=GPT_OSS, yarn={"truncate": False}, extra=_gpt_oss),
     "deepseek2": Architecture(model_type="deepseek_v2", names=DEEPSEEK2, extra=_deepseek2),
     "glm4moe": Architecture(model_type="glm4_moe", names=SHARED_EXPERTS, extra=_glm4_moe),
+    "minimax-m2": Architecture(model_type="minimax_m2", extra=_minimax_m2),
     "lfm2": Architecture(model_type="lfm2", names=hybrids.LFM2, extra=hybrids.lfm2),
     "lfm2moe": Architecture(model_type="lfm2_moe", names=hybrids.LFM2, extra=hybrids.lfm2_moe),
     "falcon-h1": Architecture(model_type="falcon_h1", names=hybrids.FALCON_H1, extra=hybrids.falcon_h1),

@@ -83,6 +83,12 @@ def _of_all_layers(keys: ConfigKeys, name: str) -> Any:
     return value[0]
 
 
+def _minimax_m2(keys: ConfigKeys) -> dict[str, Any]:
+    keys.only({"scoring_func": ("sigmoid",), "norm_topk_prob": (True,)})
+    keys.only({"use_qk_norm": (True,), "shared_intermediate_size": (0,)})
+    return {"moe": replace(_mixtral(keys)["moe"], sigmoid=True)}
+
+
 def _sigmoid_moe(keys: ConfigKeys) -> MoeSpec:
     """The mixture of DeepSeek-V3, and of those that follow it."""
     keys.only({"moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)})
@@ -217,6 +223,18 @@ HUNYUAN_NAMES: Rename = (
     (re.compile(r"\.mlp\.gate\.wg\."), ".mlp.gate."),
     (re.compile(r"\.mlp\.shared_mlp\."), ".mlp.shared_experts."),
 )
+_MINIMAX_M2 = {
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "rope_theta": 5e6,
+    "rotary_dim": None,
+    "max_position_embeddings": 196608,
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
+}
+_MINIMAX_NAMES: Rename = (
+    (re.compile(r"\.(mlp|block_sparse_moe)\.e_score_correction_bias$"), ".mlp.gate.e_score_correction_bias"),
+)
 
 MIXTURE_FAMILIES: Mapping[str, ModelFamily] = {
     "mixtral": ModelFamily(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
@@ -227,6 +245,9 @@ MIXTURE_FAMILIES: Mapping[str, ModelFamily] = {
     "deepseek_v3": ModelFamily(defaults=_DEEPSEEK_V3, attention_bias="no", extra=_deepseek_v3),
     "glm4_moe": ModelFamily(defaults=_GLM4_MOE, attention_bias="no", extra=_glm4_moe),
     "mistral4": ModelFamily(defaults=_MISTRAL4, attention_bias="no", extra=_mistral4),
+    "minimax_m2": ModelFamily(
+        names=_MINIMAX_NAMES, defaults=_MINIMAX_M2, qk_norm="full", attention_bias="no", extra=_minimax_m2
+    ),
     "hunyuan_v1_moe": ModelFamily(
         keys={"moe_topk": "num_experts_per_tok"},
         names=HUNYUAN_NAMES,
