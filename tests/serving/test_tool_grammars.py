@@ -73,6 +73,11 @@ PUBLISHED: dict[str, tuple[str, str]] = {
         "<seed:tool_call>\n<function=add>\n<parameter=a>7</parameter>\n</function>\n</seed:tool_call>",
         "\n<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
     ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">7</parameter>\n</invoke>\n</minimax:tool_call>',
+        '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">7</parameter>\n</invoke>\n<invoke name="now">\n'
+        "</invoke>\n</minimax:tool_call>",
+    ),
     "glm45": (
         "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
         "\n<tool_call>now\n</tool_call>",
@@ -94,11 +99,12 @@ PUBLISHED: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 """A call of `add` as the chat templates write it, and what makes two of it: more text, or another one."""
 
-WHOLE = ("mistral", "pythonic", "deepseek_v3", "deepseek_v31", "kimi_k2")
+WHOLE = ("mistral", "pythonic", "deepseek_v3", "deepseek_v31", "kimi_k2", "minimax_m2")
 """Formats of which all calls are one text."""
 
 MARKS = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<think>", "</think>"),
+    *("<minimax:tool_call>", "</minimax:tool_call>"),
     *("<seed:tool_call>", "</seed:tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     *(bars(f"tool {words}") for words in ("calls begin", "calls end", "call begin", "call end", "sep")),
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
@@ -216,7 +222,7 @@ def test_marks_come_as_the_tokens_that_they_are(marked: World, form: str) -> Non
     for at in special:  # the same text in other tokens
         spelled = [marked.ids(sign)[0] for sign in marked.tokenizer.tokens()[tokens[at]]]
         path = [*tokens[:at], *spelled, *tokens[at + 1 :]]
-        assert marked.rule(grammar).allowed(path) == at
+        assert at <= marked.rule(grammar).allowed(path) < at + len(spelled)  # "<" may begin another call
     assert not marked.obeys(grammar, call.replace("7", "x"))
 
 

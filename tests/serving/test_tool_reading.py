@@ -64,6 +64,9 @@ PUBLISHED: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
                 "<|tool_call_end|><|tool_calls_section_end|>", [("weather", {"city": "Oslo"}), ("now", {})]),
     "seed_oss": ("<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n<parameter=more>{'a': True}"
                  "</parameter>\n</function>\n</seed:tool_call>", [("weather", {"city": "Oslo", "more": {"a": True}})]),
+    "minimax_m2": ('<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n'
+                   '<parameter name="more">{"a": true}</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n'
+                   "</minimax:tool_call>", [("weather", {"city": "Oslo", "more": {"a": True}}), ("now", {})]),
 }  # fmt: skip
 """Calls as the published templates of each family write them."""
 
@@ -370,6 +373,7 @@ def test_values_have_the_types_of_their_schema(key: str, text: str, value: Any) 
     ("<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>", "kimi_k2", "think"),
     ("<|im_system|>tool_declare<|im_middle|>", "kimi_k2", "think"),
     ("<seed:tool_call>\\n<function= <seed:think>", "seed_oss", "seed"),
+    ("'<minimax:tool_call>' <invoke name=\"tool-name-1\"> <think>", "minimax_m2", "think"),
     ("<|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"x\", \"parameters\": {}}] <|START_THINKING|>", None,
      "command"),
     ("<|tool_call|> {{ tools | tojson }}", None, "think"),

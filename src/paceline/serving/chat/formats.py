@@ -17,6 +17,7 @@ from paceline.serving.chat.harmony import HARMONY
 from paceline.serving.chat.hermes import HERMES
 from paceline.serving.chat.kimi import KIMI_K2
 from paceline.serving.chat.llama import LLAMA3_JSON
+from paceline.serving.chat.minimax import MINIMAX_M2
 from paceline.serving.chat.mistral import MISTRAL, MISTRAL_ARGS
 from paceline.serving.chat.pythonic import PYTHONIC
 from paceline.serving.chat.qwen_coder import QWEN3_CODER, SEED_OSS
@@ -28,6 +29,7 @@ FORMATS: Final[Mapping[str, ToolFormat]] = {
     "deepseek_v31": DEEPSEEK_V31,
     "glm45": GLM45,
     "seed_oss": SEED_OSS,
+    "minimax_m2": MINIMAX_M2,
     "qwen3_coder": QWEN3_CODER,
     "mistral_args": MISTRAL_ARGS,
     "mistral": MISTRAL,

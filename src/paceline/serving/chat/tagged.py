@@ -15,8 +15,10 @@ from typing import Any, Final
 
 from paceline.grammar import rust_pattern
 from paceline.serving.chat.base import AllowedCalls, as_json
+from paceline.serving.chat.blocks import MOST_KEY
 from paceline.serving.chat.grammar_rules import GrammarRules, literal, one_of
 from paceline.serving.chat.growing_text import GrowingText, Steps
+from paceline.serving.chat.message_parts import NAME as FUNCTION_NAME
 from paceline.serving.chat.message_parts import MessageParts
 from paceline.serving.chat.parameters import NUMBER, OBJECT, REAL, WHOLE, Parameters, Schema
 from paceline.serving.chat.values import typed_value
@@ -82,6 +84,53 @@ def read_value(text: GrowingText, end: str, followers: tuple[str, ...]) -> Steps
 def value_text(value: Any) -> str:
     """Return a value as it stands between tags."""
     return value if isinstance(value, str) else as_json(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Says between which marks calls and their arguments stand: `call`NAME`close`, then for each argument
+    `parameter`KEY`close`VALUE`parameter_end`, then `call_end`.
+    """
+
+    call: str
+    call_end: str
+    parameter: str
+    parameter_end: str
+    close: str
+
+    def read(self, text: GrowingText, parts: MessageParts, *, end: str) -> Steps[bool]:
+        """Read one call behind `call`; returns whether it is one.
+
+        Args:
+            end: the mark behind all calls.
+        """
+        name = yield from text.run(FUNCTION_NAME)
+        if not (yield from text.literal(self.close)) or not parts.knows(name):
+            return False
+        call = TaggedCall(text, parts, name)
+        while True:
+            yield from text.blanks()
+            tag = yield from text.literal(self.parameter, self.call_end, end)
+            if tag != self.parameter:
+                text.at -= len(tag) if tag == end else 0
+                return call.over(whole=tag != "")
+            key, mark = yield from text.until(self.close, most=MOST_KEY)
+            if not mark:
+                return call.over(whole=False)
+            value = yield from read_value(text, self.parameter_end, (self.parameter, self.call_end, end))
+            call.add(key.strip(), value.removeprefix("\n").removesuffix("\n"))
+
+    def written(self, name: str, arguments: Mapping[str, Any], around: str = "") -> str:
+        """Return the text of one call, an argument a line.
+
+        Args:
+            around: what stands around each value.
+        """
+        values = "".join(
+            f"{self.parameter}{key}{self.close}{around}{value_text(value)}{around}{self.parameter_end}\n"
+            for key, value in arguments.items()
+        )
+        return f"{self.call}{name}{self.close}\n{values}{self.call_end}"
 
 
 @dataclass(frozen=True, slots=True)
