@@ -67,6 +67,8 @@ PUBLISHED: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "minimax_m2": ('<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n'
                    '<parameter name="more">{"a": true}</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n'
                    "</minimax:tool_call>", [("weather", {"city": "Oslo", "more": {"a": True}}), ("now", {})]),
+    "hunyuan_a13b": ('<tool_calls>[{"name": "weather", "arguments": {"city": "Oslo"}}, {"name": "now", '
+                     '"arguments": {}}]</tool_calls>', [("weather", {"city": "Oslo"}), ("now", {})]),
 }  # fmt: skip
 """Calls as the published templates of each family write them."""
 
@@ -374,6 +376,7 @@ def test_values_have_the_types_of_their_schema(key: str, text: str, value: Any) 
     ("<|im_system|>tool_declare<|im_middle|>", "kimi_k2", "think"),
     ("<seed:tool_call>\\n<function= <seed:think>", "seed_oss", "seed"),
     ("'<minimax:tool_call>' <invoke name=\"tool-name-1\"> <think>", "minimax_m2", "think"),
+    ("'<tool_calls>[' + tool_call|tojson + ']</tool_calls>'", "hunyuan_a13b", "think"),
     ("<|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"x\", \"parameters\": {}}] <|START_THINKING|>", None,
      "command"),
     ("<|tool_call|> {{ tools | tojson }}", None, "think"),

@@ -15,6 +15,7 @@ from paceline.serving.chat.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
 from paceline.serving.chat.glm import GLM45
 from paceline.serving.chat.harmony import HARMONY
 from paceline.serving.chat.hermes import HERMES
+from paceline.serving.chat.hunyuan import HUNYUAN
 from paceline.serving.chat.kimi import KIMI_K2
 from paceline.serving.chat.llama import LLAMA3_JSON
 from paceline.serving.chat.minimax import MINIMAX_M2
@@ -30,6 +31,7 @@ FORMATS: Final[Mapping[str, ToolFormat]] = {
     "glm45": GLM45,
     "seed_oss": SEED_OSS,
     "minimax_m2": MINIMAX_M2,
+    "hunyuan_a13b": HUNYUAN,
     "qwen3_coder": QWEN3_CODER,
     "mistral_args": MISTRAL_ARGS,
     "mistral": MISTRAL,
