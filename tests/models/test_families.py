@@ -156,6 +156,31 @@ def test_ministral_3_is_the_text_part_of_a_mistral_3() -> None:
         spec_from_config(LLAMA | {"rope_scaling": {"type": "default", "llama_4_scaling_beta": 0.1}})
 
 
+PHI4_MINI: dict[str, Any] = {
+    "model_type": "phi3",
+    "vocab_size": 200064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "partial_rotary_factor": 0.75,
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "sliding_window": 262144,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
+    "tie_word_embeddings": True,
+}
+
+
+def test_phi_4_mini_is_a_phi_3() -> None:
+    spec = spec_from_config(PHI4_MINI)
+    assert (spec.head_dim, spec.ropes["default"].dims, spec.ropes["default"].kind) == (128, 96, "longrope")
+    assert (spec.tied, spec.max_context, spec.layers[0].window) == (True, 131072, 262144)
+    with pytest.raises(CheckpointError, match="'short_factor' must be a list of 64"):
+        spec_from_config(PHI4_MINI | {"partial_rotary_factor": 1.0})
+
+
 def test_windows() -> None:
     def windows(config: dict[str, Any]) -> list[int | None]:
         return [layer.window for layer in spec_from_config(OLD | config).layers]
