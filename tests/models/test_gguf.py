@@ -20,10 +20,12 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from models.checkpoints import SIZES, perturb
+from tokenizers import Regex, pre_tokenizers
 
 from paceline import LLM, SamplingParams
 from paceline.checkpoints import GenerationDefaults, Tokenizer, block_values, dequantized, gguf_checkpoint, read_config
 from paceline.checkpoints.gguf_file import read_gguf
+from paceline.checkpoints.gguf_tokenizer import PRE
 from paceline.checkpoints.quantization import quantize_groups
 from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models import load_runner
@@ -826,6 +828,24 @@ def test_tokens_that_fill_up_the_rows_of_a_file_are_none(tmp_path: Path) -> None
     assert max(out.outputs[0].token_ids) < last
     whole = LLM(write(tmp_path / "whole.gguf", "llama", oracle("llama")))
     assert whole.runner.info.vocab_size == len(TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("rule", "other", "text", "words"),
+    [
+        ("deepseek-v3", "deepseek-llm", "1234 /ab_c 中文x", ["123", "4", " /", "ab", "_c", " ", "中文", "x"]),
+        ("seed-coder", "qwen2", "a.\n12", ["a", ".", "\n", "1", "2"]),
+        ("minimax-m2", "llama-bpe", "HelloWorld's", ["Hello", "World's"]),
+    ],
+)
+def test_rules_of_models_cut_as_their_tokenizers_do(rule: str, other: str, text: str, words: list[str]) -> None:
+    assert cut(rule, text) == words
+    assert cut(other, text) != words
+
+
+def cut(rule: str, text: str) -> list[str]:
+    cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in PRE[rule].patterns]
+    return [word for word, _ in pre_tokenizers.Sequence(cuts).pre_tokenize_str(text)]
 
 
 def test_text_is_cut_by_the_rule_that_the_file_names(tmp_path: Path) -> None:

@@ -59,6 +59,13 @@ _SIGNS = r"!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{
 _CJK = "[一-龥ࠀ-一가-퟿]+"
 _LLM = (r"[\r\n]", rf"\s?[\p{{Lu}}\p{{Ll}}\p{{Lt}}&&[^{_LATER}]]+", rf"\s?[{_SIGNS}]+", r"\s+$", _CJK, r"\p{N}+")
 _CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
+_V3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+)
+_SEED = rf"{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 PRE: Mapping[str, Cutting] = {
     "default": Cutting((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
@@ -69,9 +76,11 @@ PRE: Mapping[str, Cutting] = {
     "glm4": Cutting((LLAMA3,), whole=True),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), _QWEN2),
     "tekken": Cutting((TEKKEN,), whole=True, begins=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _CASED3),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _CASED3),
     "deepseek-coder": Cutting(_CODER),
     "deepseek-llm": Cutting(_LLM),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), Cutting(_V3)),
+    "seed-coder": Cutting((_SEED,)),
 }
 """Rules by the name that files give them; several models share one."""
 
