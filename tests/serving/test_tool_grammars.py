@@ -82,6 +82,7 @@ PUBLISHED: dict[str, tuple[str, str]] = {
         '<tool_calls>[{"name": "add", "arguments": {"a": 7}}]</tool_calls>',
         '<tool_calls>[{"name": "add", "arguments": {"a": 7}}, {"name": "now", "arguments": {}}]</tool_calls>',
     ),
+    "olmo3": ("<function_calls>add(a=7)</function_calls>", "<function_calls>add(a=7)\nnow()</function_calls>"),
     "glm45": (
         "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
         "\n<tool_call>now\n</tool_call>",
@@ -103,12 +104,13 @@ PUBLISHED: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 """A call of `add` as the chat templates write it, and what makes two of it: more text, or another one."""
 
-WHOLE = ("mistral", "pythonic", "deepseek_v3", "deepseek_v31", "kimi_k2", "minimax_m2", "hunyuan_a13b")
+WHOLE = ("mistral", "pythonic", "deepseek_v3", "deepseek_v31", "kimi_k2", "minimax_m2", "hunyuan_a13b", "olmo3")
 """Formats of which all calls are one text."""
 
 MARKS = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<think>", "</think>"),
     *("<minimax:tool_call>", "</minimax:tool_call>", "<tool_calls>", "</tool_calls>"),
+    *("<function_calls>", "</function_calls>"),
     *("<seed:tool_call>", "</seed:tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     *(bars(f"tool {words}") for words in ("calls begin", "calls end", "call begin", "call end", "sep")),
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),

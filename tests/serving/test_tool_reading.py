@@ -69,6 +69,8 @@ PUBLISHED: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
                    "</minimax:tool_call>", [("weather", {"city": "Oslo", "more": {"a": True}}), ("now", {})]),
     "hunyuan_a13b": ('<tool_calls>[{"name": "weather", "arguments": {"city": "Oslo"}}, {"name": "now", '
                      '"arguments": {}}]</tool_calls>', [("weather", {"city": "Oslo"}), ("now", {})]),
+    "olmo3": ('<function_calls>weather(city="Oslo", exact=true, unit=null)\nnow()</function_calls>',
+              [("weather", {"city": "Oslo", "exact": True, "unit": None}), ("now", {})]),
 }  # fmt: skip
 """Calls as the published templates of each family write them."""
 
@@ -376,6 +378,7 @@ def test_values_have_the_types_of_their_schema(key: str, text: str, value: Any) 
     ("<|im_system|>tool_declare<|im_middle|>", "kimi_k2", "think"),
     ("<seed:tool_call>\\n<function= <seed:think>", "seed_oss", "seed"),
     ("'<minimax:tool_call>' <invoke name=\"tool-name-1\"> <think>", "minimax_m2", "think"),
+    ("'<function_calls>' + calls + '</function_calls>' <think>", "olmo3", "think"),
     ("'<tool_calls>[' + tool_call|tojson + ']</tool_calls>'", "hunyuan_a13b", "think"),
     ("<|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"x\", \"parameters\": {}}] <|START_THINKING|>", None,
      "command"),

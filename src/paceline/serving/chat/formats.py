@@ -20,6 +20,7 @@ from paceline.serving.chat.kimi import KIMI_K2
 from paceline.serving.chat.llama import LLAMA3_JSON
 from paceline.serving.chat.minimax import MINIMAX_M2
 from paceline.serving.chat.mistral import MISTRAL, MISTRAL_ARGS
+from paceline.serving.chat.olmo import OLMO3
 from paceline.serving.chat.pythonic import PYTHONIC
 from paceline.serving.chat.qwen_coder import QWEN3_CODER, SEED_OSS
 
@@ -32,6 +33,7 @@ FORMATS: Final[Mapping[str, ToolFormat]] = {
     "seed_oss": SEED_OSS,
     "minimax_m2": MINIMAX_M2,
     "hunyuan_a13b": HUNYUAN,
+    "olmo3": OLMO3,
     "qwen3_coder": QWEN3_CODER,
     "mistral_args": MISTRAL_ARGS,
     "mistral": MISTRAL,

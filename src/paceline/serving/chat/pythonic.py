@@ -55,7 +55,7 @@ def _read(text: GrowingText, parts: MessageParts, mark: str) -> Steps[bool]:
         return False
     while True:
         yield from text.blanks()
-        if not (yield from _read_call(text, parts)):
+        if not (yield from read_call(text, parts)):
             return False
         try:
             yield from text.blanks()
@@ -68,7 +68,7 @@ def _read(text: GrowingText, parts: MessageParts, mark: str) -> Steps[bool]:
         text.forget()
 
 
-def _read_call(text: GrowingText, parts: MessageParts) -> Steps[bool]:
+def read_call(text: GrowingText, parts: MessageParts) -> Steps[bool]:
     """Read one call as a whole; returns whether it is one."""
     name = yield from text.run(NAME)
     if not parts.knows(name) or not (yield from text.literal("(")):
@@ -224,19 +224,24 @@ def _check_name(name: str, parts: Sequence[str]) -> None:
         raise ApiError(why, param="tools")
 
 
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """Write one call."""
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
 def _write(calls: Calls) -> str:
-    written = (
-        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" for name, arguments in calls
-    )
-    return f"[{', '.join(written)}]"
+    return f"[{', '.join(call_text(*call) for call in calls)}]"
+
+
+def call_grammars(rules: GrammarRules, calls: AllowedCalls) -> dict[str, str]:
+    """Add what literals need, and return the grammar of what is between the brackets of a call, by function."""
+    rules.add(LITERALS)
+    return {function.name: PythonArguments(function, rules, strict=calls.strict).text for function in calls.functions}
 
 
 def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     """Yield how calls begin: as a list that begins the answer with a name, or behind a mark."""
-    rules.add(LITERALS)
-    arguments = {
-        function.name: PythonArguments(function, rules, strict=calls.strict).text for function in calls.functions
-    }
+    arguments = call_grammars(rules, calls)
     call = rules.rule(one_of(f'"{name}(" {text} ")"' for name, text in arguments.items()))
     more = f"(COMMA {call})*" if calls.many else ""
     for name, text in arguments.items():
