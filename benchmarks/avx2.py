@@ -3,8 +3,8 @@
 usage: avx2.py [COMMAND...]     such as: avx2.py pytest -n 2 tests/models
 
 Asks numba, PyTorch and oneDNN first whether the settings took hold. Without a command, it runs the self-test of
-models.cpu for float32 and bfloat16 with plain, int8 and int4 weights and GGUF blocks, and exits with 1 where one is
-wrong, or the control (another token in the reference) is right; otherwise with the code of the command.
+the compiled passes for float32 and bfloat16 with plain, int8 and int4 weights and GGUF blocks, and exits with 1 where
+one is wrong, or the control (another token in the reference) is right; otherwise with the code of the command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from common import AVX2, beyond_avx2
 
 SELF_TEST = """
 import torch
-from paceline.models.cpu import self_test
+from paceline.models.passes import self_test
 from paceline.models.cpu.processor import has_bfloat, has_dot_bytes
 from paceline.models.cpu.matrix_unit import has_matrix_unit
 

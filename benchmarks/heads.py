@@ -2,15 +2,16 @@
 and `auto`.
 
 usage: heads.py METHOD [METHOD ...] --data FOLDER --work FOLDER [--sets spec-bench,gsm8k,humaneval,mt-redundant]
-                [--minutes 20] [--prompts 12] [--tokens 128] [--temperature 0] [--batch 1] [--repeats 1] [--threads 2]
-                [--settings all] [--name heads] [--folder FOLDER] [--train-only] [--texts FILE ...] [--batch-rows 4]
+                [--minutes 20 | --steps N] [--prompts 12] [--tokens 128] [--temperature 0] [--batch 1] [--repeats 1]
+                [--threads 2] [--settings all] [--name heads] [--folder FOLDER] [--train-only] [--texts FILE ...]
+                [--batch-rows 4]
 
 METHOD is one of `paceline train`. Its head for SmolLM2 is trained in FOLDER/METHOD on the texts that `head_texts.py`
 left, for so many minutes, judging included, not so the model's states of these texts, which are computed once for all
-heads; a run that was stopped goes on, a head that is there is measured as it is. Of every set, `--prompts` first turns
-are decoded in turn with plain decoding: with a chain of 2 and of 4 drafts, with a tree (EAGLE-2's of 8 nodes, or the
-heads' own static ones), with `auto` choosing how much the head drafts, among the table drafters alone, and among them
-and the head.
+heads; with `--steps` for so many steps, whatever each takes, so that all heads see as many tokens. A run that was
+stopped goes on, a head that is there is measured as it is. Of every set, `--prompts` first turns are decoded in turn
+with plain decoding: with a chain of 2 and of 4 drafts, with a tree (EAGLE-2's of 8 nodes, or the heads' own static
+ones), with `auto` choosing how much the head drafts, among the table drafters alone, and among them and the head.
 Outputs must equal plain decoding's, or differ first at a near tie (counted), otherwise nothing is timed; above
 temperature 0 they differ, and only speeds are compared. Every head's figures are written once it is measured, beside
 those that the file holds: `results/NAME_smollm2.json`.
@@ -38,8 +39,8 @@ from paceline.utils import in_turn, speedup, tokens_per_second
 PLAIN = "plain"
 SETS = ("spec-bench", "gsm8k", "humaneval", "mt-redundant")
 ROW_TOKENS = 640
-METHODS = ("eagle3", "eagle", "medusa", "hydra", "hydra++", "mlp_speculator")
-EAGLES = ("eagle", "eagle3")
+METHODS = ("eagle3", "eagle", "mtp", "medusa", "hydra", "hydra++", "mlp_speculator")
+EAGLES = ("eagle", "eagle3", "mtp")
 """They grow EAGLE-2's trees; others have static trees of their own."""
 
 
@@ -52,7 +53,10 @@ def trained(llm: LLM, method: str, given: argparse.Namespace) -> Path:
         config = TrainConfig(
             method=method, data=tuple(given.texts), texts=True,
             **(on_gpu if llm.runner.info.device.type == "cuda" else on_disk),
-            fitting=Fitting(minutes=given.minutes, row_tokens=ROW_TOKENS, batch_rows=given.batch_rows, patience=1000),
+            fitting=Fitting(
+                minutes=given.minutes, steps=given.steps, row_tokens=ROW_TOKENS, batch_rows=given.batch_rows,
+                patience=1000,
+            ),
         )  # fmt: skip
         train(llm, config, folder, speed_prompts=0)
     return folder
@@ -158,6 +162,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--texts", type=Path, nargs="+", default=[TEXTS])
     parser.add_argument("--batch-rows", type=int, default=4)
     parser.add_argument("--settings", help="some of them, as 'chain 2,tree'; all by default")

@@ -1,7 +1,7 @@
 """Speech to text beside CTranslate2, whisper.cpp and transformers, on one window of known text and on spoken digits.
 
 usage: speech.py --data FOLDER [--ctranslate2 PYTHON] [--whispercpp PYTHON] [--model whisper-base] [--threads 1]
-                 [--repeats 5]
+                 [--repeats 5] [--avx2]
 
 MODEL is one of `real_models.py`. Each engine in turn, after a round that does not count, on a clip of espeak-ng
 (about 25 s of a text that is known); medians of the repeats:
@@ -23,13 +23,16 @@ pywhispercpp` compiles it for the processor at hand (on Zen 4 its encoder takes 
 is kept. transformers' assisted decoding needs a draft model of the same vocabulary, and tiny.en has another: there is
 none to compare with.
 
-Results: `results/speech.json`. Needs espeak-ng and `pip install '.[bench,speech]'`.
+`--avx2` keeps ours, transformers and CTranslate2 to AVX2 alone, and leaves errors out, which do not depend on it.
+
+Results: `results/speech.json`, of AVX2 `results/speech_avx2.json`. Needs espeak-ng and `pip install '.[bench,speech]'`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -44,7 +47,7 @@ from typing import Any
 import jiwer
 import numpy as np
 import torch
-from common import RESULTS, reading_limit, save
+from common import RESULTS, keep_to_avx2, reading_limit, save
 from real_models import FOLDERS, model_folder, unpack
 from speech_errors import KINDS, TEXT
 from transformers import WhisperForConditionalGeneration
@@ -243,8 +246,12 @@ def main() -> None:
     parser.add_argument("--model", default="whisper-base", choices=("whisper-base", "whisper-tiny.en"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--avx2", action="store_true")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
+    if given.avx2:
+        os.environ["CT2_FORCE_CPU_ISA"] = "AVX2"  # of CTranslate2
+        keep_to_avx2()
     torch.set_num_threads(given.threads)
     folder, audio, data = model_folder(given.model), clip(), spoken(recordings(given.data), DRAWS)
     made = {kind: ours(folder, kind, given.threads) for kind in KINDS}
@@ -262,13 +269,14 @@ def main() -> None:
         size = one.step_bytes
         result["engines"][f"ours {kind}"] |= {
             "limit": reading_limit(size, given.threads) / size,
-            "errors": errors(one.run, data, audio),
             "captions": captions(one.transcriber, audio),
         }
-    result["engines"]["transformers float32"]["errors"] = errors(runs["transformers float32"], data, audio)
+    for name, run in ({} if given.avx2 else runs).items():
+        if name.startswith(("ours", "transformers")):
+            result["engines"][name]["errors"] = errors(run, data, audio)
     for name, one in result["engines"].items():
         print(name, json.dumps({key: value for key, value in one.items() if key != "text"}))
-    save("speech", result, given.folder)
+    save("speech_avx2" if given.avx2 else "speech", result, given.folder)
 
 
 if __name__ == "__main__":

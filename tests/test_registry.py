@@ -111,7 +111,7 @@ def test_third_parties_derive_from_the_base_class(kind: type, error: type[Except
         LLM(speculative_config={"method": f"{__name__}:{kind.__name__}"})
 
 
-@pytest.mark.parametrize("name", [*registry.LEARNED_HEADS, "deepseek_mtp"])
+@pytest.mark.parametrize("name", registry.LEARNED_HEADS)
 def test_learned_heads_are_rejected_with_an_error_that_names_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=f"drafter '{name}': heads of this kind are not available; use") as caught:
         registry.lookup("drafters", name)

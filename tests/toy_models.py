@@ -100,6 +100,7 @@ class ToyModels:
 
     def __init__(self, target: ToyRunner, draft: ToyRunner, tokenizer: Tokenizer | None = None) -> None:
         self.target, self.draft, self.tokenizer = target, draft, tokenizer or letters()
+        self.folder = Path("toy")
         self.other = OtherToy(draft, max_context=draft.info.max_context, trees=draft.capabilities.trees)
         self.exits = ExitToy(
             draft.vocab_size, order=draft.order, seed=draft.seed, sharpness=draft.sharpness, noise=draft.noise,

@@ -40,7 +40,7 @@ class Entry:
     published: Mapping[str, Any] = field(default_factory=lambda: {"num_speculative_tokens": 5})
 
 
-LEARNED_HEADS = ("mtp", "dflash")
+LEARNED_HEADS = ("dflash",)
 """Methods of vLLM and of papers whose heads are not read here; none may be taken for another name."""
 
 DRAFTERS: Mapping[str, Entry] = {
@@ -226,6 +226,14 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in distribution"),
         ("taps", "a head trained for the target"),
         "EAGLE-3: scaling up inference acceleration of large language models via training-time test (arXiv:2503.01840)",
+    ),
+    "mtp": Entry(
+        "paceline.drafters.heads.mtp:MtpDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "a model with a module for multi-token prediction, or one trained for it"),
+        "FastMTP: accelerating LLM inference with enhanced multi-token prediction (arXiv:2509.18362)",
+        published={"num_speculative_tokens": 3},
     ),
     "lookahead": Entry(
         "paceline.drafters.lookup.lookahead:LookaheadDrafter",
@@ -499,6 +507,7 @@ STEERINGS: Mapping[str, Entry] = {
 TRAINERS: Mapping[str, Entry] = {
     "eagle3": Entry("paceline.training.eagle3:Eagle3Trainer", "head", paper="EAGLE-3 (arXiv:2503.01840)"),
     "eagle": Entry("paceline.training.eagle:EagleTrainer", "head", paper="EAGLE (arXiv:2401.15077)"),
+    "mtp": Entry("paceline.training.mtp:MtpTrainer", "head", paper="FastMTP (arXiv:2509.18362)"),
     "hydra++": Entry("paceline.training.hydra:HydraPlusTrainer", "head", paper="Hydra++ (arXiv:2402.05109)"),
     "hydra": Entry("paceline.training.hydra:HydraTrainer", "head", paper="Hydra (arXiv:2402.05109)"),
     "medusa": Entry("paceline.training.medusa:MedusaTrainer", "head", paper="Medusa-1 (arXiv:2401.10774)"),

@@ -111,6 +111,9 @@ def test_a_busy_machine_is_named(
 # ------------------------------------------------------------------------------------------------ the hub
 
 
+ARGUMENTS = ("demo", "--json", "--dtype", "float32", "--threads", "1", "--max-tokens", "2", "--repeats", "1")
+
+
 def start(address: str, cache: Path) -> subprocess.Popen[str]:
     """In a process of its own, since huggingface_hub reads its environment once."""
     environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
@@ -122,9 +125,8 @@ def start(address: str, cache: Path) -> subprocess.Popen[str]:
         "HF_HUB_CACHE": str(cache / "hub"),
         "PACELINE_CACHE_DIR": str(cache / "paceline"),
     }
-    arguments = ("demo", "--json", "--dtype", "float32", "--threads", "1", "--max-tokens", "2", "--repeats", "1")
     return subprocess.Popen(
-        [sys.executable, "-m", "paceline", *arguments],
+        [sys.executable, "-m", "paceline", *ARGUMENTS],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -132,16 +134,18 @@ def start(address: str, cache: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_a_hub_that_answers_gives_the_model(tmp_path: Path) -> None:
+def test_a_hub_that_answers_gives_the_model(run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     there = tiny_checkpoint.write(tmp_path / "there", max_position_embeddings=1024)
     with fake_hub.serve(HUB_ID, there) as address:
         out, err = start(address, tmp_path).communicate(timeout=300)
     assert json.loads(out)["model"] == HUB_ID, err
     said = " ".join(err.split())
     assert f"fetching {SMOLLM2} (2 MB) from {address}/{HUB_ID}; Ctrl-C takes the bundled model instead" in said
-    again, err = start("http://127.0.0.1:9", tmp_path).communicate(timeout=300)  # from the cache, without a question
-    assert HUB_ID.replace("/", "--") in json.loads(again)["model"], err
-    assert "fetching" not in err
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    again = run(*ARGUMENTS)  # from the cache, without a question
+    assert HUB_ID.replace("/", "--") in json.loads(again.out)["model"], again.err
+    assert "fetching" not in again.err
 
 
 def test_ctrl_c_while_it_comes_takes_the_bundled_model(tmp_path: Path) -> None:

@@ -214,14 +214,10 @@ def test_what_needs_json_says_so(run: Command, flag: tuple[str, int]) -> None:
     [
         ("<&-", "no prompt was given"),
         ("</dev/null", "standard input is empty"),
-        ("--file {}/empty", "is empty"),
-        ("--file {}/binary", "is not UTF-8 text"),
         ("<{}/binary", "is not UTF-8 text"),
-        ("--file {}", "Is a directory"),
     ],
 )
 def test_no_prompt_is_one_line(tmp_path: Path, redirection: str, why: str) -> None:
-    (tmp_path / "empty").touch()
     (tmp_path / "binary").write_bytes(bytes(range(256)))
     command = f"{sys.executable} -m paceline generate {redirection.format(tmp_path)}"
     found = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
@@ -229,6 +225,17 @@ def test_no_prompt_is_one_line(tmp_path: Path, redirection: str, why: str) -> No
     assert len(found.stderr.splitlines()) == 1
     assert found.stderr.startswith("paceline: ")
     assert why in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("empty", "is empty"), ("binary", "is not UTF-8 text"), (".", "Is a directory")]
+)
+def test_a_file_without_a_prompt_is_one_line(run: Command, tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    found = run("generate", "--file", tmp_path / name)
+    assert (found.code, found.out) == (2, "")
+    assert why in found.line
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> Terminal:

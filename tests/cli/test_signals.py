@@ -1,4 +1,4 @@
-"""Ctrl-C and pipes that close, in processes of their own, since only those get signals.
+"""Ctrl-C and pipes that close, most of them in processes of their own, since only those get signals.
 
 Decoding is slowed down as soon as there is text, so that more of it is still to come when the signal does: a thousand
 tokens take sixty steps at least.
@@ -16,13 +16,15 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command import Command
 
 import paceline
 from paceline.cli.interrupts import AtOnce
+from paceline.engine import Engine, StreamChunk
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +66,8 @@ ARGUMENTS = (
 )
 
 
-def command(tmp_path: Path, *more: str) -> list[str]:
-    return [sys.executable, "-c", SLOW, str(tmp_path / "started"), *ARGUMENTS, *more]
+def command(tmp_path: Path) -> list[str]:
+    return [sys.executable, "-c", SLOW, str(tmp_path / "started"), *ARGUMENTS]
 
 
 def wait_for_text(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
@@ -75,22 +77,38 @@ def wait_for_text(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
             process.wait(0.05)
 
 
-@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_ctrl_c_in_a_pipe_keeps_the_text_so_far(tmp_path: Path, as_json: bool) -> None:
-    more = ("--json",) if as_json else ()
-    process = subprocess.Popen(command(tmp_path, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def test_ctrl_c_in_a_pipe_keeps_the_text_so_far(tmp_path: Path) -> None:
+    process = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for_text(process, tmp_path)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, b"paceline: interrupted\n")
-    if as_json:
-        made = json.loads(out)
-        assert made["finish_reason"] == "abort"
-        assert 0 < len(made["token_ids"]) < 1000
-        assert made["text"]
-    else:
-        assert out.decode().strip()
-        assert out.endswith(b"\n")
+    assert out.decode().strip()
+    assert out.endswith(b"\n")
+
+
+def in_a_step(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Let something happen as soon as there is text, in this process."""
+    step, texts = Engine.step, list[str]()
+
+    def watched(engine: Engine) -> list[StreamChunk]:
+        if any(texts):  # the last step's is printed
+            act()
+        chunks = step(engine)
+        texts.extend(chunk.output.outputs[0].text for chunk in chunks)
+        return chunks
+
+    monkeypatch.setattr(Engine, "step", watched)
+
+
+def test_ctrl_c_keeps_the_text_so_far_as_json(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_step(monkeypatch, lambda: signal.raise_signal(signal.SIGINT))
+    found = run(*ARGUMENTS, "--json")
+    assert (found.code, found.line) == (130, "interrupted")
+    made = json.loads(found.out)
+    assert made["finish_reason"] == "abort"
+    assert 0 < len(made["token_ids"]) < 1000
+    assert made["text"]
 
 
 def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
@@ -214,15 +232,27 @@ sys.exit(main())
     [
         ("typer.main", "get_command"),
         ("paceline.config", "SamplingParams.from_dict"),
-        ("paceline.engine", "Engine.step"),
     ],
-    ids=["reading the command line", "checking it", "decoding"],
+    ids=["reading the command line", "checking it"],
 )
 def test_ctrl_c_that_arrives_as_another_error(module: str, name: str) -> None:
     """Code in C that is interrupted may raise SystemError or RuntimeError."""
     program = HIDING.format(module=module, name=name)
     found = subprocess.run([sys.executable, "-c", program, *ARGUMENTS], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout.strip(), found.stderr) == (130, "", "paceline: interrupted\n")
+
+
+def test_ctrl_c_that_arrives_as_another_error_while_it_decodes(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("hidden") from None
+
+    in_a_step(monkeypatch, hidden)
+    found = run(*ARGUMENTS)
+    assert (found.code, found.line) == (130, "interrupted")
+    assert found.out.strip()
 
 
 def test_the_same_error_without_ctrl_c_is_a_fault_of_ours() -> None:

@@ -134,15 +134,25 @@ def all_of(live: Any, parameters: Sequence[str], mode: str, batch: str) -> dict[
 
 
 @cache
+def plain_each(parameter: str, mode: str, batch: str) -> list[list[Any]]:
+    """What plain decoding gives, prompt by prompt."""
+    prompts = BATCHES[batch]
+    wanted, seeds = [params(parameter, mode)] * len(prompts), range(SEED, SEED + len(prompts))
+    return requested(engine((), verifier("rejection_sampler")), prompts, wanted, seeds)
+
+
 def plain(parameter: str, mode: str, batch: str) -> list[Any]:
-    return decoded(engine((), verifier("rejection_sampler")), BATCHES[batch], params(parameter, mode))
+    return list(chain(*plain_each(parameter, mode, batch)))
+
+
+def live_of(cell: Cell, seed: int = 3) -> Any:
+    runner = target(seed)
+    sampled = verifier("rejection_sampler" if cell.mode == "greedy" else cell.verifier)
+    return engine([make(cell.drafter, options(cell.drafter), runner)], sampled, runner=runner)
 
 
 def drafted(cell: Cell, parameters: Sequence[str], batch: str, seed: int = 3) -> dict[str, list[Any]]:
-    runner = target(seed)
-    sampled = verifier("rejection_sampler" if cell.mode == "greedy" else cell.verifier)
-    live = engine([make(cell.drafter, options(cell.drafter), runner)], sampled, runner=runner)
-    return all_of(live, parameters, cell.mode, batch)
+    return all_of(live_of(cell, seed), parameters, cell.mode, batch)
 
 
 DRAWN = sorted({*TOUCHED} - LIKE_OTHERS)
@@ -157,18 +167,33 @@ def parameters_of(cell: Cell, every: list[str]) -> list[str]:
     """
     if cell.mode == "greedy":
         return every
-    turn = list(registry.DRAFTERS).index(cell.drafter) + [*EXACT, cell.verifier].index(cell.verifier)
+    turn = turn_of(cell) + [*EXACT, cell.verifier].index(cell.verifier)
     return every[turn % len(EXACT) :: len(EXACT)]
+
+
+def turn_of(cell: Cell) -> int:
+    return list(registry.DRAFTERS).index(cell.drafter)
+
+
+def asked_together(cell: Cell) -> list[tuple[str, int]]:
+    """Parameters of a cell, each with the numbers of two prompts; drafters take turns, so that each parameter meets
+    every prompt.
+    """
+    every, many = parameters_of(cell, list(CASES)), len(BATCHES["together"])
+    return [(one, (list(CASES).index(one) + turn_of(cell) + more) % many) for one in every for more in (0, 2)]
 
 
 @named(EQUAL)
 def test_bit_equal(cell: Cell) -> None:
     """Among others with every parameter of the cell; alone, drafters take turns with half of them."""
-    every = parameters_of(cell, list(CASES))
-    half = every[list(registry.DRAFTERS).index(cell.drafter) % 2 :: 2]
-    for batch, parameters in zip(BATCHES, (half, every), strict=True):
-        for parameter, found in drafted(cell, parameters, batch).items():
-            assert found == plain(parameter, cell.mode, batch), (parameter, batch)
+    half = parameters_of(cell, list(CASES))[turn_of(cell) % 2 :: 2]
+    for parameter, found in drafted(cell, half, "alone").items():
+        assert found == plain(parameter, cell.mode, "alone"), parameter
+    asked = asked_together(cell)
+    prompts, seeds = [BATCHES["together"][number] for _, number in asked], [SEED + number for _, number in asked]
+    wanted = [params(parameter, cell.mode) for parameter, _ in asked]
+    for (parameter, number), found in zip(asked, requested(live_of(cell), prompts, wanted, seeds), strict=True):
+        assert found == plain_each(parameter, cell.mode, "together")[number], (parameter, number)
 
 
 @named([cell for cell in EQUAL if cell.mode == "greedy"])
@@ -242,6 +267,11 @@ def test_every_verifier_meets_every_parameter_and_every_drafter_does_in_every_mo
     if cells is not APPROXIMATE:
         found = {((cell.drafter, cell.mode), one) for cell, one in met}
         assert found == set(product({(cell.drafter, cell.mode) for cell in cells}, every))
+
+
+def test_every_parameter_meets_every_prompt_of_a_batch_in_every_mode() -> None:
+    met = {(cell.mode, *one) for cell in EQUAL for one in asked_together(cell)}
+    assert met == set(product({cell.mode for cell in EQUAL}, CASES, range(len(BATCHES["together"]))))
 
 
 class Bounded(TypicalAcceptance):

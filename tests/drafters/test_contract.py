@@ -31,8 +31,8 @@ STORE = written(
 )
 ADAPTER, MUTE = (written_adapter(adapter_weights(8, mute=mute), 8) for mute in (False, True))
 LAYER = {"num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 64}
-EAGLES: list[tuple[Any, int, tuple[int, ...]]] = [("eagle", VOCAB, ()), ("eagle3", 9, (0, 1, 3))]
-EAGLE, EAGLE3 = (
+EAGLES: list[tuple[Any, int, tuple[int, ...]]] = [("eagle", VOCAB, ()), ("eagle3", 9, (0, 1, 3)), ("mtp", VOCAB, ())]
+EAGLE, EAGLE3, MTP = (
     written_head(
         HeadConfig(
             method=method,
@@ -61,7 +61,7 @@ MEDUSA, HYDRA, HYDRA_PLUS, MLP = (
         for name, tokens, seed, more in PATHS
     )
 )
-STAND_INS = (ADAPTER, MUTE, MEDUSA, HYDRA, HYDRA_PLUS, MLP, EAGLE, EAGLE3)
+STAND_INS = (ADAPTER, MUTE, MEDUSA, HYDRA, HYDRA_PLUS, MLP, EAGLE, EAGLE3, MTP)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
 TENANTS = ("", "tenant 0", "tenant 1")
@@ -221,6 +221,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": EAGLE3, "tree_policy": "eagle2", "tree_width": 3},
         {"model": EAGLE3, "tree_policy": "rsd_s"},
     ],
+    "mtp": [{"model": MTP}, {"model": MTP, "tree_policy": "eagle2", "tree_width": 3}],
     "copyspec": [{}, {"copyspec_gamma": 2, "num_speculative_tokens": 2}, {"copyspec_gamma": 1}],
     "token_recycling": [{}, {"num_speculative_tokens": 2}],
     "prediction": [{}, {"num_speculative_tokens": 2}],

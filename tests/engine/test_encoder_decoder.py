@@ -40,6 +40,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return tiny.make(request.param, folder, **sizes), words(folder)
 
 
+@pytest.fixture(scope="module")
+def llm(pair: tuple[Any, Path]) -> LLM:
+    return LLM(pair[1], dtype="float32", speculative_config=None)
+
+
 def sources(count: int) -> list[list[int]]:
     random = np.random.default_rng(0)
     return [random.integers(3, VOCABULARY, 7 + 9 * i).tolist() for i in range(count)]
@@ -52,17 +57,16 @@ def by_transformers(model: Any, source: list[int], **options: Any) -> list[list[
 
 
 @pytest.mark.parametrize("method", [None, *METHODS])
-def test_texts_are_those_of_transformers(method: str | None, pair: tuple[Any, Path]) -> None:
-    model, folder = pair
-    llm = LLM(folder, dtype="float32", speculative_config=method and {"method": method})
-    outputs = llm.generate([{"encoder_prompt": one} for one in sources(4)], GREEDY)
+def test_texts_are_those_of_transformers(method: str | None, pair: tuple[Any, Path], llm: LLM) -> None:
+    model, _ = pair
+    drafting = llm.with_speculative_config({"method": method}) if method else llm
+    outputs = drafting.generate([{"encoder_prompt": one} for one in sources(4)], GREEDY)
     for source, output in zip(sources(4), outputs, strict=True):
         assert [output.outputs[0].token_ids] == by_transformers(model, source)
 
 
-def test_beams_are_those_of_transformers(pair: tuple[Any, Path]) -> None:
-    model, folder = pair
-    llm = LLM(folder, dtype="float32", speculative_config=None)
+def test_beams_are_those_of_transformers(pair: tuple[Any, Path], llm: LLM) -> None:
+    model, _ = pair
     params = SamplingParams(max_tokens=24, temperature=0, n=3, ignore_eos=True)
     for source in sources(3):
         (output,) = llm.generate({"encoder_prompt": source}, params, search={"method": "beam", "beam_width": 3})
@@ -88,18 +92,17 @@ def test_drafts_leave_drawn_texts_as_they_are(pair: tuple[Any, Path]) -> None:
     assert [len(text) for text in plain[0]] == [24, 24, 24]
 
 
-def test_an_expected_text_takes_few_passes(pair: tuple[Any, Path]) -> None:
+def test_an_expected_text_takes_few_passes(llm: LLM) -> None:
     """Aggressive Decoding: the identical text in one pass or two, one edit in as few more; a wrong text (the control)
     costs passes and no token.
     """
-    _, folder = pair
     source = {"encoder_prompt": sources(3)[2]}
-    plain = LLM(folder, dtype="float32", speculative_config=None).generate(source, GREEDY)[0].outputs[0].token_ids
-    llm = LLM(folder, dtype="float32", speculative_config={"method": "prediction", "num_speculative_tokens": 32})
+    plain = llm.generate(source, GREEDY)[0].outputs[0].token_ids
+    following = llm.with_speculative_config({"method": "prediction", "num_speculative_tokens": 32})
     edited = [*plain[:9], 77, *plain[10:]]
     passes = {}
     for name, expected in (("equal", plain), ("edited", edited), ("wrong", [3 + i for i in range(24)])):
-        (output,) = llm.generate({**source, "prediction": expected}, GREEDY)
+        (output,) = following.generate({**source, "prediction": expected}, GREEDY)
         assert output.outputs[0].token_ids == plain
         passes[name] = output.metrics.num_steps
     assert passes["equal"] <= 2
@@ -107,19 +110,21 @@ def test_an_expected_text_takes_few_passes(pair: tuple[Any, Path]) -> None:
     assert passes["wrong"] > passes["edited"]
 
 
-def test_a_draft_model_has_an_encoder_of_its_own(pair: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_model_has_an_encoder_of_its_own(
+    pair: tuple[Any, Path], llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The target drafts for itself: all drafts are right, since the draft model reads the source, too; where it reads
     another one (the control) they are not, and the texts are the same.
     """
     _, folder = pair
     draft = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 4}
     prompts = [{"encoder_prompt": one} for one in sources(3)]
-    plain = LLM(folder, dtype="float32", speculative_config=None).generate(prompts, GREEDY)
+    plain = llm.generate(prompts, GREEDY)
     passes = []
     for reads in (True, False):
         if not reads:
             monkeypatch.setattr("paceline.drafters.draft_model.drafter.EncodesInputs", int)
-        outputs = LLM(folder, dtype="float32", speculative_config=draft).generate(prompts, GREEDY)
+        outputs = llm.with_speculative_config(draft).generate(prompts, GREEDY)
         assert [one.outputs[0].token_ids for one in outputs] == [one.outputs[0].token_ids for one in plain]
         passes.append(sum(one.metrics.num_steps for one in outputs))
     assert passes[0] == 3 * 5 < passes[1]
@@ -160,8 +165,7 @@ def test_equal_texts_with_other_sources_share_nothing(pair: tuple[Any, Path], mo
     assert numbers(first, second) != alone
 
 
-def test_prompts_in_all_spellings(pair: tuple[Any, Path]) -> None:
-    llm = LLM(pair[1], dtype="float32", speculative_config=None)
+def test_prompts_in_all_spellings(llm: LLM) -> None:
     start = list(llm.defaults.decoder_start_ids)
     text = "The ships came back."
     ids = llm.tokenizer.encode(text)
@@ -191,8 +195,7 @@ def test_prompts_in_all_spellings(pair: tuple[Any, Path]) -> None:
         ({"inputs": Inputs(features={"sound": np.zeros(4, np.float32)})}, "takes tokens and encoder_tokens"),
     ],
 )
-def test_wrong_prompts_are_named(prompt: Any, message: str, pair: tuple[Any, Path]) -> None:
-    llm = LLM(pair[1], dtype="float32", speculative_config=None)
+def test_wrong_prompts_are_named(prompt: Any, message: str, llm: LLM) -> None:
     with pytest.raises(PromptError, match=message):
         llm.generate(prompt, GREEDY)
 

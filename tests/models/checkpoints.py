@@ -328,6 +328,21 @@ CASES["qwen2_moe"] = Case(
     old=_SHARED | {"rope_theta": 500.0, "output_router_logits": False},
     keys=qwen_moe_keys,
 )
+
+
+def _qwen2_class() -> Any:
+    from transformers import Qwen2ForCausalLM
+
+    return Qwen2ForCausalLM
+
+
+CASES["mimo"] = Case(
+    model_type="mimo",
+    oracle=_qwen2_class,
+    new={"tie_word_embeddings": False} | _rope("default", 640.0),
+    old={"attention_bias": True, "rope_theta": 640.0, "rope_scaling": None, "use_mrope": False, "head_dim": 16}
+    | {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 3, "num_nextn_predict_layers": 1},
+)
 _LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_OLD = {"full_attn_idxs": [1], "block_ff_dim": 96, "block_multiple_of": 32, "conv_L_cache": 4}
 _LFM2_MOE = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_dense_layers": 1}
@@ -639,6 +654,7 @@ ARCHITECTURES = {
     "falcon_h1": "FalconH1ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
     "phi4flash": "Phi4FlashForCausalLM",
+    "mimo": "MiMoForCausalLM",
 }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,31 @@ from typing import Any
 import pytest
 import torch
 from models import checkpoints
+from models.checkpoints import CASES
 
 from paceline.errors import ConfigError
 from paceline.models import load_runner
 from paceline.models.runners import native_of, what_varies
 from paceline.tree import TokenTree
 
+FILLED: Mapping[str, Mapping[str, Any]] = {
+    "jamba-dense": {
+        "num_attention_heads": 2, "num_key_value_heads": 1, "mamba_d_state": 16, "mamba_dt_rank": 16,
+    },
+    "falcon_mamba": {"intermediate_size": 192, "state_size": 16, "time_step_rank": 16},
+    "nemotron_h-moe": {"mamba_num_heads": 8, "head_dim": 32},
+    "kimi_linear": {
+        "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64, "linear_head_dim": 32,
+        "linear_num_heads": 2, "model_max_length": 1024,
+    },
+    "lightnet": {"expand_ratio": 32, "gate_low_rank_dim": 16},
+}  # fmt: skip
+"""Cases with other sizes, which fill vectors."""
+
+BY_CHANNEL = ("falcon_mamba-filled", "kimi_linear-filled", "lightnet-filled")
+"""Of each kind of recurrence whose decays are by channel one."""
 NAMES = ("lfm2-wide", "lfm2-bias-wide", "qwen3_5_text-wide", "granitemoehybrid-wide", "falcon_h1-wide")
+NAMES = (*NAMES, *(f"{name}-filled" for name in FILLED))
 TEXT = torch.randint(3, 128, (600,), generator=torch.Generator().manual_seed(1)).tolist()
 TREE = TokenTree.build([70, 71, 72, 73, 74, 75, 76, 77], [-1, -1, 0, 0, 1, 2, 5, 4])
 Load = Callable[..., Any]
@@ -24,7 +43,7 @@ by_name = pytest.mark.parametrize("name", NAMES)
 
 
 @pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
     """Runners of a case, whose texts may be long; `compiled=False` runs PyTorch's operators."""
 
     @cache
@@ -43,7 +62,12 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
         assert loaded.info.passes == ("compiled" if compiled else "operators")
         return loaded
 
-    return runner
+    with pytest.MonkeyPatch.context() as patch:
+        for name, sizes in FILLED.items():
+            case = CASES[name]
+            filled = replace(case, new={**case.new, **sizes}, old={**case.old, **sizes})
+            patch.setitem(CASES, f"{name}-filled", filled)
+        yield runner
 
 
 def read(runner: Any, *chunks: list[int]) -> tuple[Any, torch.Tensor]:
@@ -86,11 +110,25 @@ def test_a_tree_that_grows_is_the_whole_tree(load: Load, name: str) -> None:
     assert distance(after[0], read(load(name, compiled=False), text)[1][-3:]) < 1e-3
 
 
-def test_the_comparison_catches_columns_of_the_row_before(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A convolution that reads the node before in the pass, not the one before in the text."""
+@pytest.mark.parametrize("name", BY_CHANNEL)
+def test_a_tree_at_the_beginning_of_a_text(load: Load, name: str) -> None:
+    """There is no state yet, and LightNet's sums begin with the root."""
+    found, wanted = (
+        load(name, **how).score([load(name, **how).open()], [TEXT[0]], [TREE]).logits
+        for how in ({}, {"compiled": False})
+    )
+    assert distance(found, wanted) < 1e-3
+    assert distance(found[1:], wanted[:-1]) > 0.1
+
+
+@pytest.mark.parametrize("name", ["lfm2-wide", *BY_CHANNEL])
+def test_the_comparison_catches_a_tree_that_is_read_as_a_chain(
+    load: Load, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Convolutions and recurrences that go on from the node before in the pass, not the one before in the text."""
     from paceline.models.passes import mixer_tables
 
-    runner, prompt = load("lfm2-wide"), TEXT[:40]
+    runner, prompt = load(name), TEXT[:40]
     right, wrong = (read(runner, prompt)[0] for _ in range(2))
     wanted = runner.score([right], [TEXT[40]], [TREE]).logits
     monkeypatch.setattr(mixer_tables, "parents_of", lambda sees: torch.arange(-1, len(sees) - 1).numpy())

@@ -62,11 +62,12 @@ def test_float16_is_not_covered() -> None:
     assert runner(SPEC, torch.float16).info.passes == "operators"
 
 
-@pytest.mark.parametrize("sigmoid", [False, True])
-def test_experts_chosen_by_sigmoids_are_not_covered(sigmoid: bool) -> None:
-    moe = MoeSpec(experts=4, top_k=2, intermediate=32, norm_top_k=True, sigmoid=sigmoid)
-    model = runner(replace(SPEC, moe=moe, layers=tuple(replace(layer, moe=True) for layer in SPEC.layers)))
-    assert model.info.passes == ("operators" if sigmoid else "compiled")
+@pytest.mark.parametrize("parallel", [False, True])
+def test_experts_beside_attention_are_not_covered(parallel: bool) -> None:
+    moe = MoeSpec(experts=4, top_k=2, intermediate=32, norm_top_k=True)
+    layers = tuple(replace(layer, moe=True) for layer in SPEC.layers)
+    model = runner(replace(SPEC, moe=moe, parallel=parallel, layers=layers))
+    assert model.info.passes == ("operators" if parallel else "compiled")
 
 
 def test_a_large_model_is_compiled_without_a_measurement(folder: Path) -> None:

@@ -4,6 +4,8 @@ source is read once, and sequences with different sources share nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,19 @@ def wide(name: str) -> dict[str, Any]:
     return WIDE | ({"decoder_vocab_size": 103} if name == "marian" else {})
 
 
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders of models of such sizes, each made once."""
+
+    @cache
+    def of(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("wide")
+        tiny.make(name, folder, **wide(name))
+        return folder
+
+    return of
+
+
 @pytest.mark.parametrize("name", tiny.FAMILIES)
 def test_compiled_passes_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Chunks, a tree, a commit of its path, taps, and what the heads ask of the source."""
@@ -142,12 +157,11 @@ def test_compiled_passes_are_those_of_transformers(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["t5", "whisper", "marian", "moonshine"])
-def test_a_row_keeps_its_bits_in_compiled_passes(name: str, tmp_path: Path) -> None:
+def test_a_row_keeps_its_bits_in_compiled_passes(name: str, folder_of: Callable[[str], Path]) -> None:
     """Alone, among many rows and in int8."""
-    tiny.make(name, tmp_path, **wide(name))
     inputs, _ = tiny.source(name)
     for options in ({"dtype": "float32"}, {"dtype": "bfloat16"}, {"dtype": "float32", "quantization": "int8"}):
-        runner: Any = load_runner(tmp_path, **options)
+        runner: Any = load_runner(folder_of(name), **options)
         assert runner.info.passes == "compiled"
         whole = runner.extend([opened(runner, inputs)], [TEXT], all_logits=True).logits
         cache, rows = opened(runner, inputs), []
@@ -161,7 +175,10 @@ def test_a_row_keeps_its_bits_in_compiled_passes(name: str, tmp_path: Path) -> N
 
 def read(folder: Path, sources: list[Inputs], **options: Any) -> list[torch.Tensor]:
     """What the encoder of a loaded model makes of sources side by side, in float32."""
-    runner: Any = load_runner(folder, **options)
+    return states_of(load_runner(folder, **options), sources)
+
+
+def states_of(runner: Any, sources: list[Inputs]) -> list[torch.Tensor]:
     tensors = [
         torch.tensor(inputs.encoder_tokens) if inputs.encoder_tokens else torch.tensor(*inputs.features.values())
         for inputs in sources
@@ -187,14 +204,13 @@ EACH_TYPE = pytest.mark.parametrize("kind", TYPES)
 @ENCODERS
 @EACH_TYPE
 def test_an_encoder_gives_the_numbers_of_operators(
-    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is compiled of it rounds activations; in float32 nothing is."""
-    tiny.make(name, tmp_path, **wide(name))
-    sources = [tiny.source(name, seed)[0] for seed in range(3)]
-    compiled = read(tmp_path, sources, **TYPES[kind])
+    folder, sources = folder_of(name), [tiny.source(name, seed)[0] for seed in range(3)]
+    compiled = read(folder, sources, **TYPES[kind])
     monkeypatch.setenv("PACELINE_COMPILED", "0")
-    operators, whole = read(tmp_path, sources, **TYPES[kind]), read(tmp_path, sources, dtype="float32")
+    operators, whole = read(folder, sources, **TYPES[kind]), read(folder, sources, dtype="float32")
     for i in range(3):
         assert error(compiled[i], operators[i]) < (0.06 if kind != "float32" else 1e-6)
         assert error(compiled[i], whole[i]) < 0.07
@@ -205,13 +221,13 @@ def test_an_encoder_gives_the_numbers_of_operators(
 
 @ENCODERS
 @EACH_TYPE
-def test_a_source_reads_the_same_beside_others(name: str, kind: str, tmp_path: Path) -> None:
+def test_a_source_reads_the_same_beside_others(name: str, kind: str, folder_of: Callable[[str], Path]) -> None:
     """Within what PyTorch's own operators change; what is compiled keeps every bit (test_products, test_two_sided)."""
-    tiny.make(name, tmp_path, **wide(name))
     sources = [tiny.source(name, seed)[0] for seed in range(3)]
-    beside = read(tmp_path, sources, **TYPES[kind])
+    runner = load_runner(folder_of(name), **TYPES[kind])
+    beside = states_of(runner, sources)
     for inputs, states in zip(sources, beside, strict=True):
-        (alone,) = read(tmp_path, [inputs], **TYPES[kind])
+        (alone,) = states_of(runner, [inputs])
         assert alone.shape == states.shape
         assert error(alone, states) < (1e-5 if kind == "float32" else 0.01)
 
@@ -278,27 +294,26 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
 @pytest.mark.parametrize("name", ["t5", "whisper", "moonshine"])
-def test_a_source_keeps_its_bits_beside_others(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    tiny.make(name, tmp_path, **wide(name))
+def test_a_source_keeps_its_bits_beside_others(
+    name: str, options: dict[str, Any], folder_of: Callable[[str], Path]
+) -> None:
     load = {"dtype": "float32", "exactness": "strict", **options}
-    runner: Any = load_runner(tmp_path, **load)
+    runner, alone = (load_runner(folder_of(name), **load) for _ in range(2))
     sources = [tiny.source(name, seed)[0] for seed in range(3)]
     caches = [runner.open(0, inputs) for inputs in sources]
     runner.encode(caches)
     beside = runner.extend(caches, [TEXT] * 3, all_logits=True)
     for i, inputs in enumerate(sources):
-        alone: Any = load_runner(tmp_path, **load)
         found = alone.extend([opened(alone, inputs)], [TEXT], all_logits=True).logits
         assert torch.equal(found, beside.of(i))
         assert not torch.equal(found, beside.of(i - 1))  # the source counts
 
 
-def test_strict_mode_needs_compiled_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny.make("t5", tmp_path, **wide("t5"))
-    load_runner(tmp_path, dtype="float32", exactness="strict")
+def test_strict_mode_needs_compiled_passes(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    load_runner(folder_of("t5"), dtype="float32", exactness="strict")
     monkeypatch.setenv("PACELINE_COMPILED", "0")
     with pytest.raises(ConfigError, match="only compiled passes keep the bits"):
-        load_runner(tmp_path, dtype="float32", exactness="strict")
+        load_runner(folder_of("t5"), dtype="float32", exactness="strict")
 
 
 @pytest.mark.parametrize("option", [{"head_rows": [1, 2]}, {"group_size": 2}, {"lora": "adapter"}])

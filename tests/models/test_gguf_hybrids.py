@@ -25,6 +25,7 @@ MODELS = {
     "bamba": ("granitehybrid", {}),
     "qwen3_next": ("qwen3next", {"mlp_only_layers": []}),
     "qwen3_5_text": ("qwen35", {}),
+    "qwen3_5_text-wide": ("qwen35", {}),
     "qwen3_5_moe_text": ("qwen35moe", {}),
 }
 """Case -> architecture in GGUF, and other keys of its configuration."""
@@ -279,10 +280,23 @@ def test_quantised_matrices_of_mixers(case: str, tmp_path: Path) -> None:
     assert 0 < (near - wanted).std() < 0.1 * wanted.std()
 
 
-def test_value_heads_in_the_order_of_safetensors_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_with_value_heads_in_turn_run_compiled(tmp_path: Path) -> None:
+    """The gates of attention are blocks, too."""
+    model = oracle("qwen3_5_text-wide")
+    path = write(tmp_path / "model.gguf", "qwen35", model, gguf.GGMLQuantizationType.Q8_0)
+    runner: Any = load_runner(path, dtype="float32", activation_bits=16)
+    assert (runner.info.passes, runner.info.quantization) == ("compiled", "blocks")
+    found, wanted = runner.extend([runner.open()], [TEXT], all_logits=True).logits, values_of(path)
+    assert (found - wanted).std() < 0.01 * wanted.std() < (logits_of(model, TEXT) - wanted).std()
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_5_text-wide"])
+def test_value_heads_in_the_order_of_safetensors_are_noticed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(f"{__name__}.value_heads_in_turn", lambda part, value, config: value)
-    found = values_of(write(tmp_path / "model.gguf", "qwen35", oracle("qwen3_5_text")))
-    assert (found - logits_of(oracle("qwen3_5_text"), TEXT)).abs().max() > 0.1
+    found = values_of(write(tmp_path / "model.gguf", "qwen35", oracle(name)))
+    assert (found - logits_of(oracle(name), TEXT)).abs().max() > 0.1
 
 
 def test_layers_with_and_without_keys_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,11 +34,11 @@ INFO = ModelInfo(
 def config(method: Any = "eagle", **more: Any) -> HeadConfig:
     """A head of that method for `INFO`."""
     given: dict[str, Any] = {"hidden_size": 8, "vocab_size": 20, "draft_vocab_size": 10, "normed": method != "eagle3"}
-    if method in ("eagle", "eagle3", "hydra++"):
+    if method in ("eagle", "eagle3", "mtp", "hydra++"):
         given["layer"] = LAYER
     if method == "eagle3":
         given["taps"] = (0, 1, 3)
-    if method not in ("eagle", "eagle3"):
+    if method not in ("eagle", "eagle3", "mtp"):
         given |= {"num_heads": 3, "num_layers": 2}
     if method == "mlp_speculator":
         given["inner_size"] = 6

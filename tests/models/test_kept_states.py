@@ -180,8 +180,10 @@ def _turns(runner: RecurrentRunner) -> torch.Tensor:
         found.append(runner.extend([state], [text[begun:]]).logits)
         if begun in part_of(state).kept and part_of(state).kept[begun].present:
             runner.truncate(state, begun)
+            if begun < 46:
+                runner.extend([state], [text[begun:46]])
         memory.follow_borders(state)
-        for token in text[state.length : 50]:
+        for token in text[state.length : 50]:  # beyond a border
             runner.score([state], [token], [TokenTree.chain([1])])
             runner.commit([state], [()])
         memory.retain(state, "a", memory.pieces(text[:50]))

@@ -17,14 +17,19 @@ from marian_reference import MarianReference
 from paceline.checkpoints import MarianCheckpoint, marian_path, read_marian
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import Inputs, load_runner
+from paceline.models.passes.mixer_tables import MixerTables
 from paceline.models.state import recurrent
 from paceline.models.state.recurrence import state_after
 from paceline.tree import TokenTree
 
-KINDS = ("rnn", "self-attention")
+RECURRENT = ("rnn", "compiled rnn")
+KINDS = (*RECURRENT, "self-attention")
 SOURCE = [5, 17, 30, 80, 41, 9, 0]
 TEXT = [0, 10, 20, 30, 40, 50, 61, 62, 63, 64, 65, 66]
 """The first is no token for Marian, whose texts begin with nothing."""
+
+FILLED: dict[str, Any] = {"dim_emb": 64, "transformer_heads": 2, "transformer_dim_ffn": 96}
+"""Sizes that fill vectors, so that compiled passes take them."""
 
 CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -120,8 +125,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def of(kind: str) -> tuple[Any, Any]:
         if kind not in known:
             folder = tmp_path_factory.mktemp("marian")
-            path = tiny.make(folder, transformer_decoder_autoreg=kind)
-            known[kind] = MarianReference(read_marian(path)), load_runner(folder)
+            sizes = FILLED if kind == "compiled rnn" else {}
+            path = tiny.make(folder, transformer_decoder_autoreg=kind.removeprefix("compiled "), **sizes)
+            runner: Any = load_runner(folder)
+            assert runner.info.passes == ("compiled" if sizes else "operators")
+            known[kind] = MarianReference(read_marian(path)), runner
         return known[kind]
 
     return of
@@ -147,16 +155,16 @@ def test_logits_are_marians(kind: str, made: Any) -> None:
 
 
 def test_compiled_passes_begin_with_nothing_too(tmp_path: Path) -> None:
-    """Of decoders that attend to themselves, where sizes fill vectors; those with states run by PyTorch's operators."""
-    sizes = {"dim_emb": 64, "transformer_heads": 2, "transformer_dim_ffn": 96}
-    for kind, passes in (("self-attention", "compiled"), ("rnn", "operators")):
-        reference = MarianReference(read_marian(tiny.make(tmp_path, transformer_decoder_autoreg=kind, **sizes)))
-        runner: Any = load_runner(tmp_path)
-        assert runner.info.passes == passes
-        cache = opened(runner)
-        chunk = runner.extend([cache], [TEXT[:5]], all_logits=True).logits
-        chain = runner.score([cache], [TEXT[5]], [TokenTree.chain(TEXT[6:])]).logits
-        torch.testing.assert_close(torch.cat([chunk, chain]), reference.text_logits(SOURCE, TEXT[1:]), **CLOSE)
+    """Of decoders that attend to themselves."""
+    reference = MarianReference(
+        read_marian(tiny.make(tmp_path, transformer_decoder_autoreg="self-attention", **FILLED))
+    )
+    runner: Any = load_runner(tmp_path)
+    assert runner.info.passes == "compiled"
+    cache = opened(runner)
+    chunk = runner.extend([cache], [TEXT[:5]], all_logits=True).logits
+    chain = runner.score([cache], [TEXT[5]], [TokenTree.chain(TEXT[6:])]).logits
+    torch.testing.assert_close(torch.cat([chunk, chain]), reference.text_logits(SOURCE, TEXT[1:]), **CLOSE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,9 +219,10 @@ def test_neighbours_change_nothing(kind: str, made: Any) -> None:
         torch.testing.assert_close(scores.of(i), want, **CLOSE)
 
 
-def test_a_commit_of_other_nodes_is_seen(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_commit_of_other_nodes_is_seen(kind: str, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of what is compared here: without its last node, what a path leaves behind gives other logits."""
-    reference, runner = made("rnn")
+    reference, runner = made(kind)
 
     def commit() -> torch.Tensor:
         cache = opened(runner)
@@ -226,6 +235,10 @@ def test_a_commit_of_other_nodes_is_seen(made: Any, monkeypatch: pytest.MonkeyPa
     want = reference.text_logits(SOURCE, [*TEXT[1:5], 8, 11, 33])[-1:]
     torch.testing.assert_close(commit(), want, **CLOSE)
     monkeypatch.setattr(recurrent, "state_after", lambda state, path: state_after(state, path.first(1)))
+    settle = MixerTables.settle
+    monkeypatch.setattr(
+        MixerTables, "settle", lambda self, states, nodes, *rest: settle(self, states, nodes[:1], *rest)
+    )
     assert (commit() - want).abs().max() > 10 * CLOSE["atol"]
 
 
@@ -237,18 +250,20 @@ def test_swapped_gates_are_seen(made: Any) -> None:
     assert (got - swapped.text_logits(SOURCE, TEXT[1:])).abs().max() > 0.1
 
 
-def test_what_heads_ask_of_a_source_moves_the_state_on(made: Any) -> None:
-    reference, runner = made("rnn")
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_what_heads_ask_of_a_source_moves_the_state_on(kind: str, made: Any) -> None:
+    reference, runner = made(kind)
     cache = opened(runner)
-    weights = runner.attention_to_source(cache, TEXT[:5], [(0, 1), (1, 3)])
+    weights = runner.attention_to_source(cache, TEXT[:5], [(0, 1), (1, 0)])
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 5))
     got = runner.extend([cache], [TEXT[5:]], all_logits=True).logits
     torch.testing.assert_close(got, reference.text_logits(SOURCE, TEXT[1:])[5:], **CLOSE)
 
 
+@pytest.mark.parametrize("kind", RECURRENT)
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8"}])
-def test_narrower_weights_are_near(options: dict[str, str], made: Any) -> None:
-    reference, runner = made("rnn")
+def test_narrower_weights_are_near(kind: str, options: dict[str, str], made: Any) -> None:
+    reference, runner = made(kind)
     narrow: Any = load_runner(runner.info.name, **options)
     want = reference.text_logits(SOURCE, TEXT[1:])
     got = narrow.extend([opened(narrow)], [TEXT], all_logits=True).logits
@@ -257,6 +272,6 @@ def test_narrower_weights_are_near(options: dict[str, str], made: Any) -> None:
 
 def test_what_a_state_cannot_do_is_refused(made: Any) -> None:
     """It does not go back, and is no beginning for other texts; a decoder that attends to itself can do both."""
-    for kind, able in (("rnn", False), ("self-attention", True)):
+    for kind, able in (("rnn", False), ("compiled rnn", False), ("self-attention", True)):
         _, runner = made(kind)
         assert (runner.capabilities.truncate, runner.memory.can_share_prefixes) == (able, able)

@@ -1,4 +1,4 @@
-"""Rounding of lanes to bfloat16 against PyTorch's, by one instruction and by several."""
+"""Rounding of lanes to bfloat16 against PyTorch's, by one instruction and by several; the softplus of lanes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numba import njit
 
 from paceline.models.cpu import vectors
 from paceline.models.cpu.processor import has_bfloat
-from paceline.models.cpu.vectors import load, store_half
+from paceline.models.cpu.vectors import load, softplus, store, store_half
 
 
 def rounded(x):
@@ -49,3 +49,19 @@ def test_subnormals_stay_below_the_smallest_normal():
     got = rounded(x).float()
     assert (got.abs() <= 2.0**-126).all()
     assert (got * x >= 0).all()
+
+
+def test_softplus_keeps_its_digits():
+    """Where it is small, too, and where e^x would overflow."""
+
+    @njit
+    def run(source, target, count):
+        for i in range(0, count, 64):
+            store(target + i, softplus(load(source + i)))
+
+    x = torch.cat([torch.linspace(-80, 80, 4096), torch.linspace(-2, 2, 4096), torch.tensor([1e4, -1e4] * 8)])
+    out = torch.empty_like(x)
+    run(x.data_ptr(), out.data_ptr(), 4 * len(x))
+    want = torch.nn.functional.softplus(x.double(), threshold=100.0)
+    assert ((out - want).abs() <= 4e-7 * want).all()
+    assert not ((torch.nn.functional.relu(x) - want).abs() <= 4e-7 * want).all()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -59,13 +59,14 @@ class RulesAlive(Search):
     """Takes the likeliest token, and counts the states of rules that live meanwhile."""
 
     name = "rules_alive"
+    alive: WeakSet[Rules]
     counts: list[int]
 
     def steps(self, root: Branch) -> Steps[None]:
         branch = root
         while not branch.ended:
             rows = yield [branch]
-            RulesAlive.counts.append(sum(type(one) is Rules for one in gc.get_objects()))
+            RulesAlive.counts.append(len(RulesAlive.alive))
             branch = branch.child(int(rows.logprobs[0].argmax()), 0.0)
         self.found = [Found(branch, 0.0)]
 
@@ -128,9 +129,15 @@ def test_a_search_that_fails_harms_no_other(llm: LLM) -> None:
 
 
 def test_what_a_text_left_behind_is_not_kept_token_by_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    gc.collect()
-    gc.freeze()  # so that only what lives from now on is looked through after every token
-    RulesAlive.counts = []
+    fork = Rules.fork
+
+    def noted(rules: Rules) -> Rules:
+        made = fork(rules)
+        RulesAlive.alive.add(made)
+        return made
+
+    monkeypatch.setattr(Rules, "fork", noted)
+    RulesAlive.counts, RulesAlive.alive = [], WeakSet()
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, repetition_penalty=1.2)
     (found,) = llm.generate("One day", params, search=f"{HERE}:RulesAlive")
     assert len(found.outputs[0].token_ids) == len(RulesAlive.counts) == 24

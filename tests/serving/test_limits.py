@@ -94,7 +94,7 @@ def roomy(llm: LLM) -> Any:
 def items_of(value: Any) -> tuple[int, int, int]:
     """Items and fields of a value, those that are fields, and its lists and objects, counted one by one."""
     if not isinstance(value, dict | list):
-        return 0, 0, 0
+        return int(isinstance(value, float)), 0, 0  # a number with a point counts once more
     inside = [items_of(one) for one in (value.values() if isinstance(value, dict) else value)]
     own = (len(value), len(value) if isinstance(value, dict) else 0, 1)
     items, fields, nested = (sum(counts) for counts in zip(own, *inside, strict=True))
@@ -109,6 +109,7 @@ MANY: dict[str, tuple[str, dict[str, Any], str]] = {
     "stops": (CHAT, {"stop": ["a"] * 270_000}, "items and fields"),
     "fields": ("/tokenize", dict.fromkeys(map(str, range(70_000)), 1), "fields of objects"),
     "ids": ("/detokenize", {"tokens": [1] * 270_000}, "items and fields"),
+    "fractions": ("/detokenize", {"tokens": [0.12345678901234567] * 140_000}, "items and fields"),
     "prompts": ("/v1/completions", {"prompt": [[1]] * 40_000}, "lists and objects"),
     "blocks": ("/v1/messages", {"messages": [{"role": "user", "content": PARTS * 40_000}]}, "lists and objects"),
     "items": ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * 40_000}, "lists and objects"),
@@ -139,13 +140,15 @@ def test_things_are_counted_as_they_are_made(monkeypatch: pytest.MonkeyPatch) ->
     dice = random.Random(5)
 
     def text() -> str:
-        return "".join(dice.choices('\\"{[,:]} a', k=dice.randrange(12)))
+        return "".join(dice.choices('\\"{[,:.]} a', k=dice.randrange(12)))
 
     def value(depth: int) -> Any:
         kind = dice.randrange(4 if depth else 2)
         if kind == 3:
             return {f"{number}{text()}": value(depth - 1) for number in range(dice.randrange(4))}
-        return [value(depth - 1) for _ in range(dice.randrange(4))] if kind == 2 else [text(), 7][kind]
+        return (
+            [value(depth - 1) for _ in range(dice.randrange(4))] if kind == 2 else [text(), dice.choice((7, 0.5))][kind]
+        )
 
     for piece in (1, 2, 3, 7, 64):
         monkeypatch.setattr("paceline.serving.bodies.PIECE", piece)

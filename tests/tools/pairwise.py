@@ -22,8 +22,10 @@ def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """
     names = list(factors)
     missing = {(a, x, b, y) for a, b in combinations(names, 2) for x, y in product(factors[a], factors[b])}
-    while missing:
-        a, x, b, y = min(missing, key=repr)
+    for pair in sorted(missing, key=repr):
+        if pair not in missing:
+            continue
+        a, x, b, y = pair
         row = {a: x, b: y}
         for name in names:
             if name not in row:

@@ -40,6 +40,7 @@ QUICK = Fitting(steps=40, batch_rows=4, row_tokens=128, eval_steps=20, warmup_st
 LIFT = {
     "eagle3": 0.15,
     "eagle": 0.15,
+    "mtp": 0.1,
     "medusa": 0.05,
     "medusa2": 0.05,
     "hydra": 0.1,
@@ -58,7 +59,7 @@ WANTED: dict[str, dict[str, Any]] = {
     "small_llama": {"method": "draft_model", "hidden_size": 64},
     "kangaroo": {"exit_layer": 1, "fitting": SHORT},
     "eagle3": {"fitting": replace(SHORT, batch_rows=4)},
-    **{name: {"fitting": SHORT} for name in ("hydra", "hydra++", "draft_model")},
+    **{name: {"fitting": SHORT} for name in ("hydra", "hydra++", "draft_model", "mtp")},
     "medusa2": {"fitting": replace(SHORT, learning_rate=1e-3)},
     "layer_skip": {"exit_layer": 1, "fitting": replace(SHORT, learning_rate=1e-3)},
 }

@@ -23,12 +23,20 @@ from paceline.assembly.controller_setup import (
     split_options,
     with_published_number,
 )
-from paceline.checkpoints import Tokenizer
+from paceline.checkpoints import Tokenizer, prediction_module
 from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
 from paceline.drafters import Drafter, DrafterArgs, Models
 from paceline.drafters.common import tables_of
 from paceline.engine import DrafterSet, EngineParts
-from paceline.errors import CapabilityError, ConfigError, DrafterError, NumericsError, PacelineError
+from paceline.errors import (
+    CapabilityError,
+    CheckpointError,
+    ConfigError,
+    DrafterError,
+    NumericsError,
+    PacelineError,
+    UnsupportedModelError,
+)
 from paceline.models import Runner, has_ability
 from paceline.models.heads import is_source_draft
 from paceline.sampling import KeyedDraws
@@ -73,7 +81,9 @@ def build_parts(
         logger.warning("%s: drafts are refused, since it takes every token in a pass of its own", runner.info.name)
         config = None
     config, options = split_options(SpeculativeConfig(method=()) if config is None else with_published_number(config))
-    methods = sorted(single_methods(config, default_draft), key=lambda method: _TURN.get(_kind(method), 1))
+    own_module = config.method == "auto" and _has_module(runner, models)
+    found = single_methods(config, default_draft, own_module=own_module)
+    methods = sorted(found, key=lambda method: _TURN.get(_kind(method), 1))
     drafters = [_drafter(method, index, runner, load, tokenizer, models=models) for index, method in enumerate(methods)]
     tables_of(drafters)  # rejects two for one file
     if config.acceptance_method == "block_verification":
@@ -144,10 +154,27 @@ def check_methods(config: SpeculativeConfig | None) -> None:
         check_controller(config.controller)
 
 
-def single_methods(config: SpeculativeConfig, default_draft: str | None) -> list[SpeculativeConfig]:
+def _has_module(runner: Runner, models: Models | None) -> bool:
+    """Whether the target's own files hold a module for multi-token prediction that can run here."""
+    if models is None or not all(has_ability(runner, name) for name in ("taps", "head", "input_embeddings")):
+        return False
+    try:
+        return prediction_module(models.folder) is not None
+    except (CheckpointError, UnsupportedModelError) as error:
+        logger.debug("%s: auto drafts without a module of its own: %s", runner.info.name, error)
+        return False
+
+
+def single_methods(
+    config: SpeculativeConfig, default_draft: str | None, *, own_module: bool = False
+) -> list[SpeculativeConfig]:
     """The single methods that a configuration names.
 
-    "auto" means every one that needs nothing more than what is at hand.
+    "auto" means every one that needs nothing more than what is at hand: a draft model that is named, or else the
+    target's own module for multi-token prediction.
+
+    Args:
+        own_module: there is such a module.
     """
     if not isinstance(config.method, str):
         for key in config.options:
@@ -170,6 +197,8 @@ def single_methods(config: SpeculativeConfig, default_draft: str | None) -> list
     if draft:
         drafts = "encdec_draft" if is_source_draft(draft) else "draft_model"
         methods.append(_with_draft(SpeculativeConfig(method=drafts, model=draft, options=drafting), None))
+    elif own_module:
+        methods.append(SpeculativeConfig(method="mtp"))
     return methods
 
 

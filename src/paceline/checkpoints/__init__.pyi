@@ -12,6 +12,7 @@ from .encoder_decoder_families import writes_times as writes_times
 from .families import declared_dtype as declared_dtype
 from .families import renamed as renamed
 from .families import spec_from_config as spec_from_config
+from .families import text_config as text_config
 from .generation_defaults import GenerationDefaults as GenerationDefaults
 from .gguf_blocks import block_values as block_values
 from .gguf_checkpoint import GgufCheckpoint as GgufCheckpoint
@@ -41,6 +42,8 @@ from .packed_files import PackedFile as PackedFile
 from .packed_files import file_keys as file_keys
 from .packed_files import layout as layout
 from .packed_files import packed_folder as packed_folder
+from .prediction_modules import PredictionModule as PredictionModule
+from .prediction_modules import prediction_module as prediction_module
 from .quantization import BLOCKS as BLOCKS
 from .quantization import GROUP as GROUP
 from .quantization import LOWEST_ZERO as LOWEST_ZERO

@@ -239,6 +239,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "llama": ModelFamily(mlp_bias=True),
     "mistral": ModelFamily(defaults=_MISTRAL, windows="all", attention_bias="no"),
     "qwen2": ModelFamily(defaults=_QWEN | {"num_key_value_heads": 32}, windows="types", attention_bias="qkv"),
+    "mimo": ModelFamily(defaults=_QWEN | {"num_key_value_heads": 32}, windows="types", attention_bias="qkv"),
     "qwen3": ModelFamily(
         defaults=_QWEN | {"head_dim": 128, "num_key_value_heads": 32}, qk_norm="head", windows="types"
     ),

@@ -79,6 +79,10 @@ class BlockRows:
         places[rows < 0] = -1
         return BlockRows(self.sources, places, self.inputs)
 
+    def and_then(self, more: BlockRows) -> BlockRows:
+        """These, and others of the same files behind them."""
+        return BlockRows(self.sources, np.concatenate((self.places, more.places)), self.inputs)
+
 
 Blocks = Mapping[str, BlockRows]
 """Matrices by canonical name."""

@@ -54,8 +54,10 @@ from paceline.utils import parts_of
 log = logging.getLogger("paceline")
 
 PREFIX = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)")
-IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(vision_tower|multi_modal_projector|visual|mtp)\.")
-"""Buffers that are computed, parts of a multimodal model that text does not use, and heads that predict more tokens."""
+IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(vision_tower|multi_modal_projector|visual|mtp|mtp_layers)\.")
+"""Buffers that are computed, parts of a multimodal model that text does not use, and prediction modules
+(checkpoints.prediction_modules), but for those that lie behind the layers.
+"""
 
 FOREIGN: Mapping[str, str] = {
     "lora_": "LoRA weights; give the folder of the adapter as lora=FOLDER beside its base model",
@@ -425,7 +427,11 @@ class StoredNames:
         family = ENCODER_DECODER_FAMILIES.get(spec.family) or FAMILIES.get(spec.family)
         names = () if family is None else family.names
         self.stored = {PREFIX.sub("", renamed(name, names)): name for name in checkpoint.entries}
-        self.unused = {name for name in self.stored if not IGNORED.search(name)}
+        count = spec.num_layers
+        behind = f"layers.{count}.eh_proj.weight" in self.stored
+        self.unused = {
+            name for name in self.stored if not (IGNORED.search(name) or (behind and _layer_of(name) >= count))
+        }
         if len(self.stored) != len(checkpoint.entries):
             raise CheckpointError(
                 f"{checkpoint.folder}: names that differ only in their prefix; the checkpoint holds two models"
@@ -456,6 +462,12 @@ class StoredNames:
                 f"download both again"
             )
         return stored
+
+
+def _layer_of(name: str) -> int:
+    """The number of the layer that a stored tensor belongs to; -1 where that is none."""
+    found = re.match(r"layers\.(\d+)\.", name)
+    return -1 if found is None else int(found[1])
 
 
 def sources(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, list[str]]:

@@ -59,6 +59,13 @@ MEANT_KEYS: Final = {
 }
 """Keys of transformers, and those that vLLM once had -> ours."""
 
+MTP_NAMES: Final = frozenset(
+    """bailing_hybrid_mtp deepseek_mtp ernie_mtp exaone4_5_mtp exaone_moe_mtp glm4_moe_lite_mtp glm4_moe_mtp glm_ocr_mtp
+    hy_v3_mtp longcat_flash_mtp mimo_mtp mimo_v2_mtp minimax_m3_mtp nemotron_h_mtp pangu_ultra_moe_mtp qwen3_5_mtp
+    qwen3_next_mtp step3p5_mtp""".split()  # noqa: SIM905 (see above)
+)
+"""vLLM's names of method "mtp" for one family of models each."""
+
 NAMED: Final = 8
 """Most options, and most keys of all methods, that a message names where none is close."""
 
@@ -163,6 +170,7 @@ class SpeculativeConfig:
         known = {key: value for key, value in settings.items() if key in general}
         method = known.get("method", "draft_model" if isinstance(known.get("model"), str) else "auto")
         need(isinstance(method, str | list | tuple) and method != "", "method", "be a name or a list of names", method)
+        method = _meant(method)
         if not isinstance(method, str):
             need(len(method) > 0, "method", "not be an empty list", method)
             method = tuple(cls._nested(item, settings) for item in method)
@@ -221,7 +229,7 @@ class DraftChoice:
             integer("speculative_config num_speculative_tokens", most, 0, MOST_TOKENS)
         rule = "be the name of a method, or a list of names"
         need(method is None or isinstance(method, str | list | tuple), f"{name} method", rule, method)
-        names = strings(f"{name} method", method or "auto")
+        names = tuple(map(_meant, strings(f"{name} method", method or "auto")))
         if most == 0 or names == ("none",):
             return cls(())
         return cls(None if names == ("auto",) else names, most)
@@ -239,6 +247,11 @@ def _is_idle(key: str, value: object) -> bool:
         return False
     values = IDLE_KEYS[key]
     return values is None or any(same(value, allowed) for allowed in values)
+
+
+def _meant(method: Any) -> Any:
+    """A method, by our name where it is vLLM's for one family."""
+    return "mtp" if isinstance(method, str) and method in MTP_NAMES else method
 
 
 def _written(text: str) -> Any:

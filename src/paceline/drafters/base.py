@@ -91,6 +91,8 @@ class Context:
 class Models(Protocol):
     """Opens models beside the target; each is loaded once for all engines around the target's weights."""
 
+    folder: Path
+    """Of the target's checkpoint."""
     tokenizer: Tokenizer
     """Of the target."""
 

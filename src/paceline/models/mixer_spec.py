@@ -37,6 +37,11 @@ class StateShape:
     wide: bool = False
 
     @property
+    def by_state(self) -> bool:
+        """A state behind each input is less to keep than what all inputs have written: heads have one value."""
+        return self.value_dim == 1
+
+    @property
     def kept(self) -> bool:
         """Whether there is anything."""
         return self.channels > 0 or self.heads > 0

@@ -17,6 +17,7 @@ from paceline.drafters.growth.options import GrowthOptions, with_growth_options
 from paceline.drafters.heads.cached_drafter import CachedHeadDrafter
 from paceline.drafters.heads.feature_drafts import FeatureDrafts, FeatureState
 from paceline.drafters.heads.tapped_states import TappedStates
+from paceline.models import Runner
 from paceline.models.runners import FeatureHead
 from paceline.models.state import NativeCache
 from paceline.tree import TokenTree
@@ -51,9 +52,13 @@ class EagleDrafter(CachedHeadDrafter[FeatureState]):
     ) -> None:
         integer("draft_context", 1 if draft_context is None else draft_context, 1)
         name, target = self._configure(args, model, growth)
-        self.head = FeatureHead.load(name, target, self.heads, tokenizer=args.fingerprint)
+        self.head = self._load(name, target, args)
         self._drafts = FeatureDrafts(self.head, args.vocab_size, args.index)
         self._read(target, self.head.taps, draft_context)
+
+    def _load(self, name: str, target: Runner, args: DrafterArgs) -> FeatureHead:
+        """The head of a folder or hub id."""
+        return FeatureHead.load(name, target, self.heads, tokenizer=args.fingerprint)
 
     def catch_up(self, states: Sequence[FeatureState]) -> None:
         self._drafts.catch_up([state for state in states if state.knows_its_text])

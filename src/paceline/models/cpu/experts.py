@@ -28,12 +28,14 @@ from paceline.models.cpu.sublayers import (
 from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import BYTES, DOT, FULL, STRIP
 from paceline.models.cpu.vectors import (
+    LANES,
     add,
     broadcast,
     div,
     exponential,
     fma,
     load,
+    mul,
     read,
     read_float,
     store,
@@ -51,6 +53,8 @@ def _route(frame: int, layer: int, me: int, team: int) -> None:
     strips, rows = (read(frame + at.EXPERTS) + read(frame + at.SHARED_GATE) + STRIP - 1) // STRIP, read(frame + at.ROWS)
     hidden, source = read(frame + at.HIDDEN), read(frame + at.X)
     bias, norm, normed = read(layer + at.ROUTER_BIAS), read(layer + at.MLP_NORM), -1
+    if read(frame + at.SIGMOID) == 1:
+        bias = 0  # it ranks, and weighs nothing
     for item in range(rows * strips * me // team, rows * strips * (me + 1) // team):
         row, strip = item // strips, item % strips
         if row != normed:
@@ -62,23 +66,27 @@ def _route(frame: int, layer: int, me: int, team: int) -> None:
 
 
 @part_of_compiled
-def _largest_of_group(scores: int, size: int, group: int) -> np.float32:
-    most = LOWEST
+def _rank_of_group(scores: int, size: int, group: int, two: bool) -> np.float32:
+    """The largest score of a group, or the sum of its two largest."""
+    most, next_most = LOWEST, LOWEST
     for i in range(size * group, size * (group + 1)):
-        most = max(most, read_float(scores + 4 * i))
-    return most
+        value = read_float(scores + 4 * i)
+        next_most = max(next_most, min(most, value))
+        most = max(most, value)
+    return most + next_most if two and size > 1 else most
 
 
 @part_of_compiled
-def _keep_best_groups(scores: int, size: int, groups: int, best: int) -> None:
-    """Set probabilities to 0 outside the `best` groups whose largest ones are largest."""
+def _keep_best_groups(scores: int, size: int, groups: int, best: int, two: bool) -> None:
+    """Close all but the `best` groups of highest `_rank_of_group`: their scores become 0, or LOWEST with `two`."""
+    closed = LOWEST if two else np.float32(0.0)
     for group in range(groups):
-        largest, before = _largest_of_group(scores, size, group), 0
-        for other in range(groups):  # those set to 0 do not count: before each of them stand all the best
-            most = _largest_of_group(scores, size, other)
+        largest, before = _rank_of_group(scores, size, group, two), 0
+        for other in range(groups):  # closed ones do not count: before each of them stand all the best
+            most = _rank_of_group(scores, size, other, two)
             before += 1 if most > largest or (most == largest and other < group) else 0
         for i in range(size * group, size * (group + 1) if before >= best else 0):
-            write_float(scores + 4 * i, np.float32(0.0))
+            write_float(scores + 4 * i, closed)
 
 
 @part_of_compiled
@@ -92,7 +100,7 @@ def _choose(frame: int, scores: int, chosen: int, shares: int) -> np.float32:
             write_float(shares + 4 * rank, whole)
         return whole
     if groups > 0:
-        _keep_best_groups(scores, experts // groups, groups, read(frame + at.BEST_GROUPS))
+        _keep_best_groups(scores, experts // groups, groups, read(frame + at.BEST_GROUPS), False)
     for rank in range(top_k):
         best, most = 0, LOWEST
         for expert in range(experts):
@@ -103,6 +111,33 @@ def _choose(frame: int, scores: int, chosen: int, shares: int) -> np.float32:
         write(chosen + 8 * rank, best)
         write_float(shares + 4 * rank, most / whole)
         taken += most / whole
+    return taken
+
+
+@part_of_compiled
+def _choose_by_sigmoid(frame: int, preference: int, scores: int, chosen: int, shares: int) -> np.float32:
+    """As `_choose`, by sigmoids, to which the router's bias (`preference`, 0: none) is added for choosing alone; these
+    ranks stand behind the scores.
+    """
+    experts, top_k, groups = read(frame + at.EXPERTS), read(frame + at.TOP_K), read(frame + at.GROUPS)
+    ranks, ones = scores + (experts + LANES - 1) // LANES * 64, broadcast(np.float32(1.0))
+    for i in range(0, 4 * experts, 64):
+        share = div(ones, add(ones, exponential(mul(load(scores + i), broadcast(np.float32(-1.0))))))
+        store(scores + i, share)
+        store(ranks + i, share if preference == 0 else add(share, load(preference + i)))
+    if groups > 0:
+        _keep_best_groups(ranks, experts // groups, groups, read(frame + at.BEST_GROUPS), True)
+    taken = np.float32(1e-20)
+    for rank in range(top_k):
+        best, most = 0, LOWEST
+        for expert in range(experts):
+            value = read_float(ranks + 4 * expert)
+            if value > most:
+                best, most = expert, value
+        write_float(ranks + 4 * best, LOWEST)
+        write(chosen + 8 * rank, best)
+        write_float(shares + 4 * rank, read_float(scores + 4 * best))
+        taken += read_float(scores + 4 * best)
     return taken
 
 
@@ -124,13 +159,19 @@ def _lists(frame: int, me: int) -> tuple[int, int, int]:
 
 
 @part_of_compiled
-def _choose_of_row(frame: int, row: int, scores: int, chosen: int, shares: int) -> None:
-    """What one row goes through, and its shares; `scores`: room for those of all experts."""
+def _choose_of_row(frame: int, layer: int, row: int, scores: int, chosen: int, shares: int) -> None:
+    """What one row goes through, and its shares.
+
+    `scores`: room for those of all experts, twice where they are sigmoids.
+    """
     experts, top_k = read(frame + at.EXPERTS), read(frame + at.TOP_K)
     source, factor = read(frame + at.ROUTE) + row * read(frame + at.ROUTE_PITCH), read_float(frame + at.SHARE_SCALE)
     for i in range(0, 4 * experts, 64):
         store(scores + i, load(source + i))
-    taken = _choose(frame, scores, chosen, shares)
+    if read(frame + at.SIGMOID) == 1:
+        taken = _choose_by_sigmoid(frame, read(layer + at.ROUTER_BIAS), scores, chosen, shares)
+    else:
+        taken = _choose(frame, scores, chosen, shares)
     for i in range(top_k):
         share = read_float(shares + 4 * i)
         if read(frame + at.NORM_SHARES) == 1:
@@ -146,7 +187,7 @@ def _choose_of_row(frame: int, row: int, scores: int, chosen: int, shares: int) 
 
 
 @part_of_compiled
-def _group(frame: int, me: int) -> None:
+def _group(frame: int, layer: int, me: int) -> None:
     """Fill this thread's lists from the router's logits."""
     (entries, each), rows = _entries(frame), read(frame + at.ROWS)
     starts, own_rows, own_shares = _lists(frame, me)
@@ -156,7 +197,7 @@ def _group(frame: int, me: int) -> None:
         write(starts + 8 * expert, 0)
     for row in range(rows):
         place = row * each
-        _choose_of_row(frame, row, scores, chosen + 8 * place, shares + 4 * place)
+        _choose_of_row(frame, layer, row, scores, chosen + 8 * place, shares + 4 * place)
         for i in range(place, place + each):
             count = starts + 8 * (read(chosen + 8 * i) + 1)
             write(count, read(count) + 1)
@@ -193,7 +234,7 @@ def _inner(frame: int, layer: int, me: int, team: int) -> None:
     sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     pitch, inner_pitch = read(frame + at.NORMED_PITCH), read(frame + at.INNER_PITCH)
     starts, rows, _ = _lists(frame, me)
-    item = 2 if read(frame + at.KIND) == DOT else 4
+    each, item = STRIP // 2 if read(frame + at.GATED) == 1 else STRIP, 2 if read(frame + at.KIND) == DOT else 4
     x, prepared = 0, -1
     for expert in range(_entries(frame)[0]):
         first, stop = read(starts + 8 * expert), read(starts + 8 * expert + 8)
@@ -207,12 +248,12 @@ def _inner(frame: int, layer: int, me: int, team: int) -> None:
             x, prepared = normed_rows(frame, me, team, read(layer + at.MLP_NORM), kind), kind
         gathered = _gathered(frame, me, x, rows + 8 * first, stop - first)
         steps = steps_of(kind, read(frame + at.HIDDEN))
-        strips = (2 * read(record + at.EXPERT_INNER) + STRIP - 1) // STRIP
+        strips = (read(record + at.EXPERT_INNER) + each - 1) // each
         weights, bias = read(record + at.EXPERT_GATE_UP), read(record + at.EXPERT_GATE_UP_BIAS)
         for strip in range(strips * me // team, strips * (me + 1) // team):
             strip_sums(kind, weights + strip * strip_size(kind, steps), steps, gathered, pitch, stop - first, sums)
             add_bias(sums, stop - first, 0 if bias == 0 else bias + strip * STRIP_BYTES)
-            target = read(frame + at.INNER) + first * inner_pitch + strip * (STRIP // 2) * item
+            target = read(frame + at.INNER) + first * inner_pitch + strip * each * item
             put_inner(frame, sums, target, stop - first)
 
 
@@ -264,7 +305,7 @@ def mixture(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
     """The mixture of experts of all rows."""
     _route(frame, layer, me, team)
     wait_for_all(frame, team)
-    _group(frame, me)
+    _group(frame, layer, me)
     _inner(frame, layer, me, team)
     wait_for_all(frame, team)
     _outer(frame, layer, me, team, rounded)
@@ -276,5 +317,5 @@ def routing(moe: MoeSpec) -> dict[int, int | float]:
     return {
         at.EXPERTS: moe.experts, at.TOP_K: moe.top_k, at.GROUPS: groups, at.BEST_GROUPS: best,
         at.NORM_SHARES: int(moe.norm_top_k), at.SHARE_SCALE: float(moe.scaling),
-        at.SHARED_MLP: int(moe.shared > 0), at.SHARED_GATE: int(moe.shared_gate),
+        at.SHARED_MLP: int(moe.shared > 0), at.SHARED_GATE: int(moe.shared_gate), at.SIGMOID: int(moe.sigmoid),
     }  # fmt: skip

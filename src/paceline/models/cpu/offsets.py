@@ -39,6 +39,7 @@ FIELD = 8
     WHOLE_NORM,  # 1 where queries and keys are normed over all their heads
     # mixtures: how many experts, of a row, groups and best of them (0: none); 1 where shares sum to 1; factor on shares
     EXPERTS, TOP_K, GROUPS, BEST_GROUPS, NORM_SHARES, SHARE_SCALE,
+    SIGMOID,  # 1 where scores are sigmoids, and the bias of a router ranks experts without weighing them
     SHARED_MLP, SHARED_GATE,  # 1 where an MLP stands beside the experts, and where the router's last output is its gate
     # (rows, outputs) float32 of the router; each thread's lists of who goes where (models.cpu.experts)
     ROUTE, ROUTE_PITCH, CHOICE, CHOICE_SIZE,
@@ -51,12 +52,13 @@ FIELD = 8
     BEST, PARTS, PARTS_ROWS,
     ATTENTION_GATE,  # bytes before the gates in what is projected, 0 where attention has none
     # mixers (models.cpu.mixers), else 0: their address; (rows, ..) float32 of what is projected, convolved, of small
-    # maps and what is read; what each thread has for a row; sequences of the pass and their records
-    MIXERS, MIX, MIX_PITCH, CONVOLVED, CONVOLVED_PITCH, GATES, GATES_PITCH, READ, READ_PITCH,
+    # maps, of what further maps make of these and what is read; what each thread has for a row; sequences of the pass
+    # and their records
+    MIXERS, MIX, MIX_PITCH, CONVOLVED, CONVOLVED_PITCH, GATES, GATES_PITCH, MADE, MADE_PITCH, READ, READ_PITCH,
     MIX_SPARE, MIX_SPARE_SIZE, SEQUENCES, SEQUENCE_ROWS,
     SETTLED, SETTLED_COUNT, PATH, PATH_COUNT,  # states that are committed, and the (nodes,) path that they take
     FRAME_FIELDS,
-) = range(0, 116 * FIELD, FIELD)  # fmt: skip
+) = range(0, 119 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs
@@ -87,27 +89,34 @@ FIELD = 8
     # maps: strips, kind of product, bias or 0, outputs of those before and inputs of that behind
     MIX_IN, MIX_IN_KIND, MIX_IN_BIAS, MIX_IN_SIZE, MIX_GATES, MIX_GATES_KIND, MIX_GATES_BIAS, MIX_GATES_SIZE,
     MIX_OUT, MIX_OUT_KIND, MIX_OUT_BIAS, MIX_OUT_SIZE,
+    # one or two further maps, of MIX_RANK numbers each: strips or 0, kind, outputs of each; numbers of a row of MADE
+    MIX_FURTHER, MIX_OTHER_FURTHER, MIX_FURTHER_KIND, MIX_FURTHER_SIZE, MIX_RANK, MIX_MADE_SIZE,
     # convolution: channels, taps, numbers before its inputs in what is projected, (taps, channels) float32, bias or 0
     MIX_CHANNELS, MIX_TAPS, MIX_FIRST, CONV_WEIGHT, CONV_BIAS,
-    # recurrence: heads (0: there is none), heads that share keys and queries, sizes, (heads,) float32 of each
-    MIX_HEADS, MIX_GROUPS, MIX_KEY_DIM, MIX_VALUE_DIM, MIX_RATE, MIX_STEP_BIAS, MIX_SKIP,
+    # recurrence: heads (0: there is none), keys and queries that heads share, 1 where heads take these in turn, sizes,
+    # 1 where decays are by channel; (heads,), (heads, key dim) or (heads * key dim,) float32 of each
+    MIX_HEADS, MIX_GROUPS, MIX_IN_TURN, MIX_KEY_DIM, MIX_VALUE_DIM, MIX_BY_CHANNEL, MIX_RATE, MIX_STEP_BIAS, MIX_SKIP,
     MIX_LEAST, MIX_MOST,  # of a step, float32
     MIX_NORM, MIX_NORM_ORDER, MIX_NORM_SIZE,  # weights, or 0; where the gate stands to it; numbers that are normed
+    MIX_PART_NORM, MIX_PART_EPSILON,  # weights of norms of a row of GATES in three parts, or 0
     MIXER_FIELDS,
-) = range(0, 32 * FIELD, FIELD)  # fmt: skip
+) = range(0, 42 * FIELD, FIELD)  # fmt: skip
 
 (
     # of a sequence: its first row in the pass, rows, inputs that were scored before; 1 where its tokens are known;
-    # (inputs,) the input before each
-    SEQUENCE_FIRST, SEQUENCE_COUNT, SEQUENCE_DONE, SEQUENCE_KNOWN, SEQUENCE_PARENTS,
+    # (inputs,) the input before each; 1 where its text begins with the first input
+    SEQUENCE_FIRST, SEQUENCE_COUNT, SEQUENCE_DONE, SEQUENCE_KNOWN, SEQUENCE_PARENTS, SEQUENCE_BEGINS,
     SEQUENCE_FIELDS,
-) = range(0, 6 * FIELD, FIELD)  # fmt: skip
+) = range(0, 7 * FIELD, FIELD)  # fmt: skip
 
 (
     # what a layer keeps of a sequence (models.state.recurrent): committed, of scored inputs, behind known tokens
     COLUMNS, MATRICES, NODE_COLUMNS, NODE_KEYS, NODE_UPDATES, NODE_SUMS, NEXT_COLUMNS, NEXT_MATRICES,
     STATE_FIELDS,
 ) = range(0, 9 * FIELD, FIELD)  # fmt: skip
+
+NODE_STATES = NODE_KEYS
+"""Of mixers that keep a state behind every scored input (StateShape.by_state): these."""
 
 (
     # strips and biases, inner width, kinds of product

@@ -34,7 +34,7 @@ from paceline.utils import part_of_compiled
 
 
 @part_of_compiled
-def _column(frame: int, sequence: int, states: int, pitch: int, taps: int, node: int) -> int:
+def column(frame: int, sequence: int, states: int, pitch: int, taps: int, node: int) -> int:
     """Address of the input of a node; of committed ones, node -1 is the last."""
     done = read(sequence + at.SEQUENCE_DONE)
     if node < 0:
@@ -45,7 +45,7 @@ def _column(frame: int, sequence: int, states: int, pitch: int, taps: int, node:
 
 
 @part_of_compiled
-def _parent(sequence: int, node: int) -> int:
+def parent_of(sequence: int, node: int) -> int:
     """The node before one; of those that are committed, the one before."""
     return node - 1 if node <= 0 else read(read(sequence + at.SEQUENCE_PARENTS) + 8 * node)
 
@@ -70,25 +70,26 @@ def convolve_rows(frame: int, mixer: int, sequence: int, states: int, first: int
             store(out + i, value)
         node = own
         for back in range(1, taps):
-            node = _parent(sequence, node)
-            source = _column(frame, sequence, states, pitch, taps, node) + (offset if node >= done else 0)
+            node = parent_of(sequence, node)
+            source = column(frame, sequence, states, pitch, taps, node) + (offset if node >= done else 0)
             tap = weights + (taps - 1 - back) * pitch
             for i in range(4 * first, 4 * stop, 64):
                 store(out + i, fma(load(source + i), load(tap + i), load(out + i)))
         if not short:
             for i in range(4 * first, 4 * stop, 64):
                 value = load(out + i)
-                store(out + i, _silu(value if bias == 0 else add(value, load(bias + i))))
-    _leave_columns(frame, sequence, states, 4 * first, 4 * stop, pitch, taps, offset)
+                store(out + i, silu(value if bias == 0 else add(value, load(bias + i))))
+    leave_columns(frame, sequence, states, 4 * first, 4 * stop, pitch, taps, offset)
 
 
 @part_of_compiled
-def _silu(x: Any) -> Any:
+def silu(x: Any) -> Any:
+    """x * sigmoid(x) of lanes."""
     return div(x, add(broadcast(np.float32(1.0)), exponential(mul(x, broadcast(np.float32(-1.0))))))
 
 
 @part_of_compiled
-def _leave_columns(
+def leave_columns(
     frame: int, sequence: int, states: int, first: int, stop: int, pitch: int, taps: int, offset: int
 ) -> None:  # fmt: skip
     """The inputs of all rows as records; of known tokens the last ones, which will be the committed columns."""
@@ -96,13 +97,13 @@ def _leave_columns(
     if read(sequence + at.SEQUENCE_KNOWN) == 1:
         for back in range(1, taps):
             node = done + rows - back
-            source = _column(frame, sequence, states, pitch, taps, node) + (offset if node >= done else 0)
+            source = column(frame, sequence, states, pitch, taps, node) + (offset if node >= done else 0)
             target = read(states + at.NEXT_COLUMNS) + (taps - 1 - back) * pitch
             for i in range(first, stop, 64):
                 store(target + i, load(source + i))
         return
     for row in range(done, done + rows):
-        source = _column(frame, sequence, states, pitch, taps, row) + offset
+        source = column(frame, sequence, states, pitch, taps, row) + offset
         for i in range(first, stop, 64):
             store(read(states + at.NODE_COLUMNS) + row * pitch + i, load(source + i))
 
@@ -120,7 +121,7 @@ def _softplus(value: np.float32) -> np.float32:
 
 
 @part_of_compiled
-def _dot(a: int, b: int, size: int) -> np.float32:
+def dot(a: int, b: int, size: int) -> np.float32:
     """Sum of products of `size` bytes of float32 at two addresses."""
     sums = broadcast(np.float32(0.0))
     for i in range(0, size, 64):
@@ -129,9 +130,31 @@ def _dot(a: int, b: int, size: int) -> np.float32:
 
 
 @part_of_compiled
-def _scale(source: int, target: int, size: int, factor: np.float32) -> None:
+def scale(source: int, target: int, size: int, factor: np.float32) -> None:
+    """`size` bytes of float32 times a factor, to another address."""
     for i in range(0, size, 64):
         store(target + i, mul(load(source + i), broadcast(factor)))
+
+
+@part_of_compiled
+def prepare_delta(
+    x: int, group: int, groups: int, head: int, dim: int, size: int, key: int, query: int, value: int
+) -> None:  # fmt: skip
+    """Key, query and value of a head of the delta rule, to three addresses; key and query have one length.
+
+    `x`: a row of queries and keys of so many groups, and of values.
+    """
+    first, second = x + group * dim, x + (groups + group) * dim
+    lengths = np.float32(1.0) / root(dot(first, first, dim) + np.float32(KEY_EPS))
+    scale(first, query, dim, lengths / root(np.float32(dim // 4)))
+    scale(second, key, dim, np.float32(1.0) / root(dot(second, second, dim) + np.float32(KEY_EPS)))
+    scale(x + 2 * groups * dim + head * size, value, size, np.float32(1.0))
+
+
+@part_of_compiled
+def sigmoid_of(value: np.float32) -> np.float32:
+    """1 / (1 + e^-x) of one number."""
+    return np.float32(1.0) / (np.float32(1.0) + exp_of(-value))
 
 
 @part_of_compiled
@@ -147,27 +170,25 @@ def _prepare(frame: int, mixer: int, row: int, head: int, key: int, query: int, 
         4 * read(mixer + at.MIX_VALUE_DIM),
         read(mixer + at.MIX_GROUPS),
     )
-    group, rate = head // (heads // groups), read_float(read(mixer + at.MIX_RATE) + 4 * head)
-    bias, delta = read_float(read(mixer + at.MIX_STEP_BIAS) + 4 * head), read(mixer + at.MIX_DELTA) == 1
-    if delta:
-        first, second = x + group * dim, x + (groups + group) * dim
-        lengths = np.float32(1.0) / root(_dot(first, first, dim) + np.float32(KEY_EPS))
-        _scale(first, query, dim, lengths / root(np.float32(dim // 4)))
-        _scale(second, key, dim, np.float32(1.0) / root(_dot(second, second, dim) + np.float32(KEY_EPS)))
-        _scale(x + 2 * groups * dim + head * size, value, size, np.float32(1.0))
-        beta = np.float32(1.0) / (np.float32(1.0) + exp_of(-read_float(gates + 4 * head)))
+    group = head % groups if read(mixer + at.MIX_IN_TURN) == 1 else head // (heads // groups)
+    rate, bias = (
+        read_float(read(mixer + at.MIX_RATE) + 4 * head), read_float(read(mixer + at.MIX_STEP_BIAS) + 4 * head),
+    )  # fmt: skip
+    if read(mixer + at.MIX_DELTA) == 1:
+        prepare_delta(x, group, groups, head, dim, size, key, query, value)
+        beta = sigmoid_of(read_float(gates + 4 * head))
         return rate * _softplus(read_float(gates + 4 * (heads + head)) + bias), beta
     step = _softplus(read_float(gates + 4 * head) + bias)
     step = min(max(step, read_float(mixer + at.MIX_LEAST)), read_float(mixer + at.MIX_MOST))
     shared = x + heads * size
-    _scale(shared + group * dim, key, dim, np.float32(1.0))
-    _scale(shared + (groups + group) * dim, query, dim, np.float32(1.0))
-    _scale(x + head * size, value, size, step)
+    scale(shared + group * dim, key, dim, np.float32(1.0))
+    scale(shared + (groups + group) * dim, query, dim, np.float32(1.0))
+    scale(x + head * size, value, size, step)
     return rate * step, np.float32(0.0)
 
 
 @part_of_compiled
-def _read_state(state: int, rows: int, dim: int, size: int, target: int, factor: np.float32) -> None:
+def read_state(state: int, rows: int, dim: int, size: int, target: int, factor: np.float32) -> None:
     """factor * (row of `dim` bytes) times a state (key dim, value dim), to `size` bytes."""
     for i in range(0, size, 64):
         sums = broadcast(np.float32(0.0))
@@ -194,7 +215,7 @@ def carry(frame: int, mixer: int, sequence: int, states: int, head: int, me: int
         decay, beta = _prepare(frame, mixer, row, head, key, query, value)
         left = exp_of(decay)
         if delta:
-            _read_state(state, key, dim, size, held, left)
+            read_state(state, key, dim, size, held, left)
             for i in range(0, size, 64):
                 store(value + i, mul(sub(load(value + i), load(held + i)), broadcast(beta)))
         out = read(frame + at.READ) + row * read(frame + at.READ_PITCH) + head * size
@@ -232,15 +253,15 @@ def read_nodes(frame: int, mixer: int, sequence: int, states: int, head: int, me
         key = read(states + at.NODE_KEYS) + (node * heads + head) * dim
         update = read(states + at.NODE_UPDATES) + (node * heads + head) * size
         decay, beta = _prepare(frame, mixer, row, head, key, query, update)
-        before = -1 if node == 0 else _parent(sequence, node)
+        before = -1 if node == 0 else parent_of(sequence, node)
         sums = read(states + at.NODE_SUMS)
         decay += np.float32(0.0) if before < 0 else read_float(sums + 4 * (before * heads + head))
         write_float(sums + 4 * (node * heads + head), decay)
         left = exp_of(decay)
         out = read(frame + at.READ) + row * read(frame + at.READ_PITCH) + head * size
-        _read_state(state, query, dim, size, out, left)
+        read_state(state, query, dim, size, out, left)
         if delta:
-            _read_state(state, key, dim, size, held, left)
+            read_state(state, key, dim, size, held, left)
             _add_ancestors(sequence, states, before, head, heads, key, dim, size, decay, held)
             for i in range(0, size, 64):
                 store(update + i, mul(sub(load(update + i), load(held + i)), broadcast(beta)))
@@ -255,12 +276,12 @@ def _add_ancestors(
     """Add what a row of `dim` bytes reads of a node and its ancestors, each decayed to `decay`."""
     while node >= 0:
         place = node * heads + head
-        weight = _dot(rows, read(states + at.NODE_KEYS) + place * dim, dim)
+        weight = dot(rows, read(states + at.NODE_KEYS) + place * dim, dim)
         weight *= exp_of(decay - read_float(read(states + at.NODE_SUMS) + 4 * place))
         written = read(states + at.NODE_UPDATES) + place * size
         for i in range(0, size, 64):
             store(target + i, fma(broadcast(weight), load(written + i), load(target + i)))
-        node = -1 if node == 0 else _parent(sequence, node)
+        node = -1 if node == 0 else parent_of(sequence, node)
 
 
 @part_of_compiled
@@ -268,34 +289,45 @@ def settle_head(frame: int, state: int, head: int, me: int) -> None:
     """What a path of scored nodes leaves of a head's state, sixteen nodes at a time; to its own place, or another."""
     mixer, path, count = read(state + at.SETTLED_MIXER), read(frame + at.PATH), read(frame + at.PATH_COUNT)
     dim, size, heads = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM), read(mixer + at.MIX_HEADS)
-    whole, sums = dim // 4 * size, read(state + at.SETTLED_SUMS)
+    whole, by_channel = dim // 4 * size, read(mixer + at.MIX_BY_CHANNEL) == 1
     source, target = read(state + at.SETTLED_FROM) + head * whole, read(state + at.SETTLED_TO) + head * whole
-    weights = read(frame + at.MIX_SPARE) + me * read(frame + at.MIX_SPARE_SIZE)
-    last = read_float(sums + 4 * (read(path + 8 * (count - 1)) * heads + head))
-    left = exp_of(last)
+    left = read(frame + at.MIX_SPARE) + me * read(frame + at.MIX_SPARE_SIZE)
+    keys, last = left + dim, read(path + 8 * (count - 1)) * heads + head
+    for i in range(0, dim, 64):
+        store(left + i, exponential(_summed(state, last, i, dim, by_channel)))
     for first in range(0, count, LANES):
         here = min(LANES, count - first)
-        for i in range(here):
-            place = read(path + 8 * (first + i)) * heads + head
-            write_float(weights + 4 * i, exp_of(last - read_float(sums + 4 * place)))
-        for j in range(dim // 4):
-            _settle_row(state, path + 8 * first, here, heads, head, weights, j, left, source, target)
-        source, left = target, np.float32(1.0)
+        for node in range(here):
+            place = read(path + 8 * (first + node)) * heads + head
+            for i in range(0, dim, 64):
+                apart = sub(_summed(state, last, i, dim, by_channel), _summed(state, place, i, dim, by_channel))
+                key = load(read(state + at.SETTLED_KEYS) + place * dim + i)
+                store(keys + node * dim + i, mul(key, exponential(apart)))
+        for row in range(dim // 4):
+            _settle_row(state, path + 8 * first, here, heads, head, left, row, source, target)
+        source = target
+        for i in range(0, dim, 64):
+            store(left + i, broadcast(np.float32(1.0)))
+
+
+@part_of_compiled
+def _summed(state: int, place: int, offset: int, dim: int, by_channel: bool) -> Any:
+    """Lanes of the decays summed up to a head of a node, from byte `offset` of its key dimensions on."""
+    sums = read(state + at.SETTLED_SUMS)
+    return load(sums + place * dim + offset) if by_channel else broadcast(read_float(sums + 4 * place))
 
 
 @part_of_compiled
 def _settle_row(
-    state: int, path: int, count: int, heads: int, head: int, weights: int, row: int, left: np.float32, source: int,
-    target: int,
+    state: int, path: int, count: int, heads: int, head: int, left: int, row: int, source: int, target: int
 ) -> None:  # fmt: skip
-    """One key dimension: what is left of it, and what each node has written there."""
-    mixer = read(state + at.SETTLED_MIXER)
+    """One key dimension: what is left of it, and what each node has written there; decayed keys stand behind `left`."""
+    mixer, updates = read(state + at.SETTLED_MIXER), read(state + at.SETTLED_UPDATES)
     dim, size = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM)
-    keys, updates = read(state + at.SETTLED_KEYS), read(state + at.SETTLED_UPDATES)
-    for i in range(row * size, (row + 1) * size, 64):
-        value = mul(load(source + i), broadcast(left))
-        for n in range(count):
-            place = read(path + 8 * n) * heads + head
-            weight = read_float(weights + 4 * n) * read_float(keys + place * dim + 4 * row)
-            value = fma(broadcast(weight), load(updates + place * size + i - row * size), value)
-        store(target + i, value)
+    share, keys = broadcast(read_float(left + 4 * row)), left + dim + 4 * row
+    for i in range(0, size, 64):
+        value = mul(load(source + row * size + i), share)
+        for node in range(count):
+            place = read(path + 8 * node) * heads + head
+            value = fma(broadcast(read_float(keys + node * dim)), load(updates + place * size + i), value)
+        store(target + row * size + i, value)

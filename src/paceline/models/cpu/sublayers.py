@@ -46,7 +46,7 @@ from paceline.utils import part_of_compiled
 
 STRIP_BYTES = 4 * STRIP
 
-SILU, GELU_TANH, GELU, CLAMPED, RELU = 0, 1, 2, 3, 4
+SILU, GELU_TANH, GELU, CLAMPED, RELU, RELU2 = 0, 1, 2, 3, 4, 5
 """Activations of the gate, or of an MLP without one; CLAMPED is that of gpt-oss, see ModelSpec."""
 
 
@@ -146,6 +146,9 @@ def add_normed(frame: int, me: int, team: int, norm: int, rounded: bool) -> None
 def _activated(gate: Any, kind: int) -> Any:
     """The activation of lanes; gelu_tanh is x * sigmoid(1.5958 (x + 0.044715 x^3))."""
     ones = broadcast(np.float32(1.0))
+    if kind == RELU2:
+        positive = larger(gate, broadcast(np.float32(0.0)))
+        return mul(positive, positive)
     if kind == RELU:
         return larger(gate, broadcast(np.float32(0.0)))
     if kind == GELU:

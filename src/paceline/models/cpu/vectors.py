@@ -331,6 +331,23 @@ def error_function(builder: Builder, lanes: Value) -> Value:
     return call_named(builder, "llvm.copysign.v16f32", F32V, builder.fsub(floats(1.0), rest), lanes)
 
 
+_ARTANH = (1.0 / 15, 1.0 / 13, 1.0 / 11, 1.0 / 9, 1.0 / 7, 1.0 / 5, 1.0 / 3, 1.0)
+
+
+@lowered(Lanes, Lanes)
+def softplus(builder: Builder, lanes: Value) -> Value:
+    """log(1 + e^x) to a few units in the last place: the larger of x and 0, plus log(1 + u) = 2 artanh(u / (2 + u)) of
+    u = e^-|x|.
+    """
+    size = call_named(builder, "llvm.fabs.v16f32", F32V, lanes)
+    small = emit_exponential(builder, builder.fneg(size))
+    share = builder.fdiv(small, builder.fadd(small, floats(2.0)))
+    squared, value = builder.fmul(share, share), floats(_ARTANH[0])
+    for factor in _ARTANH[1:]:
+        value = fused(builder, value, squared, floats(factor))
+    return fused(builder, builder.fmul(share, floats(2.0)), value, maximum(builder, lanes, floats(0.0)))
+
+
 @lowered(Float, Float)
 def root(builder: Builder, value: Value) -> Value:
     """Square root."""

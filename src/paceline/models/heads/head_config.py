@@ -8,11 +8,12 @@ from typing import Any, Final, Literal, get_args
 
 from paceline.utils import choice, integer, need, reject_unknown
 
-HeadMethod = Literal["medusa", "hydra", "hydra++", "eagle", "eagle3", "mlp_speculator"]
+HeadMethod = Literal["medusa", "hydra", "hydra++", "eagle", "eagle3", "mtp", "mlp_speculator"]
 HEAD_METHODS: Final[tuple[str, ...]] = get_args(HeadMethod)
 
-WITH_LAYER: Final = ("hydra++", "eagle", "eagle3")
-"""Methods with a decoder layer."""
+WITH_LAYER: Final = ("hydra++", "eagle", "eagle3", "mtp")
+SINGLE: Final = ("eagle", "eagle3", "mtp")
+"""Methods with a decoder layer, and those of them that have one head, which goes on from its own states."""
 
 LAYER_KEYS: Final = (
     "num_attention_heads",
@@ -41,8 +42,9 @@ class HeadConfig:
         method: what it is.
         hidden_size, vocab_size: of the target.
         draft_vocab_size: tokens that it can draft; fewer than `vocab_size` where its vocabulary is reduced.
-        num_heads: tokens ahead that have heads of their own (medusa, hydra, mlp_speculator); 1 for eagle and eagle3.
-        num_layers: residual blocks of a head (medusa, hydra), or decoder layers (eagle, eagle3).
+        num_heads: tokens ahead that have heads of their own (medusa, hydra, mlp_speculator); 1 for eagle, eagle3 and
+            mtp.
+        num_layers: residual blocks of a head (medusa, hydra), or decoder layers (eagle, eagle3, mtp).
         taps: layers of the target whose states it reads, as a runner numbers them: k is the output of layer k counted
             from 0, -1 the embedding, the number of layers the state after the final norm. None given: the last layer's.
         normed: where no taps are given, the state after the final norm is read, not the one before it.
@@ -78,7 +80,7 @@ class HeadConfig:
         integer("hidden_size", self.hidden_size, 1)
         integer("vocab_size", self.vocab_size, 1)
         integer("draft_vocab_size", self.draft_vocab_size, 1, self.vocab_size)
-        single = self.method in ("eagle", "eagle3")
+        single = self.method in SINGLE
         integer("num_heads", self.num_heads, 1, 1 if single else MOST)
         integer("num_layers", self.num_layers, 1, 1 if single else MOST)
         for name in ("normed", "norm_before_residual", "tie_weights", "scale_input"):

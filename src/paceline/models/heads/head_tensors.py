@@ -7,6 +7,7 @@
     hydra++         and prefix.*, a decoder layer, and prefix.norm, behind it where there is one
     eagle           fc (hidden, 2 hidden) on [embedding; state]; layers.0.*; norm, the target's, where it reads states
                     before that one
+    mtp             fc (hidden, 2 hidden) on [embed_norm(embedding); state_norm(state)]; layers.0.*; norm
     eagle3          fc (hidden, taps * hidden); layers.0.*, whose q, k and v read [norm(embedding); norm(state)], the
                     first by input_layernorm, the second by hidden_norm; norm
     mlp_speculator  heads.K.embed, .proj, .norm, .head; head 0 alone where they are tied, and head 1's proj
@@ -48,6 +49,11 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
         yield from _layer(config, "layers.0.", d, normed=False)
         if not config.normed:
             yield HeadTensor("norm.weight", (d,), optional=True)
+    elif config.method == "mtp":
+        yield from _linear("fc", d, 2 * d)
+        yield from _layer(config, "layers.0.", d, normed=True)
+        for name in ("embed_norm", "state_norm", "norm"):
+            yield HeadTensor(f"{name}.weight", (d,))
     elif config.method == "eagle3":
         yield from _linear("fc", d, len(config.taps) * d)
         yield from _layer(config, "layers.0.", 2 * d, normed=True)

@@ -60,6 +60,11 @@ def _keys_of(segment: Segment) -> int:
     return own if segment.memory is None else max(own, segment.memory.cache.length)
 
 
+def _attends(spec: ModelSpec) -> bool:
+    """Whether any layer attends to anything."""
+    return spec.encoder is not None or any(layer.attention for layer in spec.layers)
+
+
 class _Distances:
     """What distances add to the scores of attention, as compiled code reads it: by layer and head, falling distances,
     so that the numbers of the positions 0 .. p are the last ones.
@@ -141,7 +146,7 @@ class CompiledDecoder:
             (5, ROWS), np.int64
         )  # addresses of inputs, slots, places in the rope tables, rows of the head, slots in layers that give back
         self._best = np.zeros(ROWS, np.int64)
-        self._in_strips = IN_STRIPS and self.dtype is torch.bfloat16
+        self._in_strips = IN_STRIPS and self.dtype is torch.bfloat16 and _attends(spec)
         if blocks and not packed.found:
             packer()  # which may have to be compiled first
         with parts_of(spec.num_layers + 1, "packing the weights") as done:
@@ -305,7 +310,9 @@ class CompiledDecoder:
         self._extent = plan.first, stop, len(plan.skip_attention), len(plan.skip_mlp)
         same = before and (before.skip_attention, before.skip_mlp) == (plan.skip_attention, plan.skip_mlp)
         for index in range(0 if same else count):
-            runs = {at.ATTENTION: int(index not in plan.skip_attention), at.MLP: int(index not in plan.skip_mlp)}
+            layer = self.spec.layers[index]
+            mixes = (layer.attention or layer.mixer is not None) and index not in plan.skip_attention
+            runs = {at.ATTENTION: int(mixes), at.MLP: int(layer.mlp and index not in plan.skip_mlp)}
             for number in range(each - 1):
                 self.layers.put(runs | {at.MLP: 0}, each * index + number)
             self.layers.put(runs, each * index + each - 1)

@@ -13,15 +13,24 @@ from typing import Final
 import torch
 
 from paceline.checkpoints import Form
-from paceline.models.mixer_spec import DeltaSpec, Mamba2Spec, ShortConvSpec
+from paceline.models.mixer_spec import (
+    DeltaSpec,
+    KimiDeltaSpec,
+    LightNetSpec,
+    Mamba2Spec,
+    MambaSpec,
+    MixerSpec,
+    ShortConvSpec,
+    SimpleUnitSpec,
+)
 from paceline.models.spec import ModelSpec
 from paceline.utils import switched_on
 
 SWITCH: Final = "PACELINE_COMPILED"
 """Environment variable: 0, off, no or false has PyTorch's operators run every model."""
 
-STRIP = 64
-"""Outputs of a strip, which what is projected before a mixer is divided at."""
+STRIP, LANES = 64, 16
+"""Outputs of a strip, which what is projected before a mixer is divided at, and numbers of a vector."""
 
 MAX_INPUTS = 2**16
 """Integer sums of more products could leave int32."""
@@ -40,35 +49,41 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
     reasons = {
         "the device is not the CPU": device.type == "cpu",
         "mixers of such kinds and sizes": _mixers_fit(spec),
-        "layers without an MLP, or that are one alone": all(
-            layer.mlp and (layer.attention or layer.mixer is not None) for layer in spec.layers
-        ),
-        "a squared activation": spec.activation != "relu2",
         f"dtype {dtype}": dtype in {torch.float32, torch.bfloat16},
         "a negative attention scale": spec.scale > 0,
         "sizes that do not fill vectors": whole,
-        "mixtures of experts beside attention, without a gate, or chosen by sigmoids": spec.moe is None
-        or (spec.gated and not spec.parallel and not spec.moe.sigmoid),
+        "mixtures of experts beside attention": spec.moe is None or not spec.parallel,
         "soft caps beside attention sinks": spec.attention_softcap is None or not spec.attention_sinks,
     }
     return next((reason for reason, fine in reasons.items() if not fine), None)
 
 
 def _mixers_fit(spec: ModelSpec) -> bool:
-    """Whether all mixers are of compiled kinds, and fill vectors."""
-    plain = spec.norm == "rms" and spec.norm_placement == "pre" and not spec.parallel
-    for mixer in (layer.mixer for layer in spec.layers if layer.mixer is not None):
-        shape, whole = mixer.state, False
-        if isinstance(mixer, Mamba2Spec):
-            whole = mixer.inner // mixer.norm_groups % 32 == mixer.inner % STRIP == 0
-        if isinstance(mixer, DeltaSpec):
-            whole = not mixer.in_turn and mixer.value_dim % 32 == mixer.state.channels % STRIP == 0
-        if isinstance(mixer, ShortConvSpec):
+    """Whether all mixers fill vectors, and what they give is added to the residual stream as it is."""
+    mixers = [layer.mixer for layer in spec.layers if layer.mixer is not None]
+    fine = not spec.parallel and spec.norm_placement in {"pre", "residual"}
+    return not mixers or (fine and all(_fills_vectors(mixer) for mixer in mixers))
+
+
+def _fills_vectors(mixer: MixerSpec) -> bool:
+    shape = mixer.state
+    wide = all(size % LANES == 0 for size in (shape.channels, shape.key_dim, shape.value_dim))
+    match mixer:
+        case Mamba2Spec():
+            whole = wide and mixer.inner // mixer.norm_groups % 32 == mixer.inner % STRIP == 0
+        case DeltaSpec():
+            whole = wide and mixer.value_dim % 32 == mixer.state.channels % STRIP == 0
+        case ShortConvSpec():
             whole = mixer.channels % STRIP == 0
-        sizes = (shape.channels, shape.key_dim, shape.value_dim)
-        if not (plain and whole and not shape.by_channel and all(size % 16 == 0 for size in sizes)):
-            return False
-    return True
+        case KimiDeltaSpec():
+            whole = mixer.head_dim % 32 == mixer.inner % STRIP == 0
+        case LightNetSpec():
+            whole = wide and mixer.keys % STRIP == mixer.values % STRIP == mixer.rank % LANES == 0
+        case MambaSpec():
+            whole = mixer.channels % STRIP == mixer.state_dim % LANES == mixer.rank % LANES == 0
+        case SimpleUnitSpec():
+            whole = mixer.width % LANES == 0
+    return whole
 
 
 def lacks(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None) -> str | None:

@@ -28,14 +28,17 @@ class MixerTables:
 
     def __init__(self, spec: ModelSpec, layers: RecordTable, frame: RecordTable) -> None:
         self._frame, self._sequences = frame, RecordTable(at.SEQUENCE_FIELDS, ROWS)
+        self._shapes, each = spec.states, len(layers.fields) // spec.num_layers
         self._states = {layer: RecordTable(at.STATE_FIELDS, ROWS) for layer in spec.states}
         for layer, table in self._states.items():
-            layers.put({at.STATES: table.address}, layer)
+            layers.put({at.STATES: table.address}, each * layer)
         frame.put({at.MIXERS: compiled_mixers().address, at.SEQUENCE_ROWS: self._sequences.address})
-        self._with_matrices = [number for number, state in enumerate(spec.states.values()) if state.heads]
-        self._mixers = [int(layers.fields[layer, at.MIXER // at.FIELD]) for layer in spec.states]
+        shapes = spec.states.values()
+        self._summed = [number for number, shape in enumerate(shapes) if shape.heads and not shape.by_state]
+        self._by_state = [number for number, shape in enumerate(shapes) if shape.by_state]
+        self._mixers = [int(layers.fields[each * layer, at.MIXER // at.FIELD]) for layer in spec.states]
         self._settled, self._settling = RecordTable(at.SETTLED_FIELDS, len(spec.states)), compiled_settling()
-        frame.put({at.SETTLED: self._settled.address, at.SETTLED_COUNT: len(self._with_matrices)})
+        frame.put({at.SETTLED: self._settled.address, at.SETTLED_COUNT: len(self._summed)})
 
     def place(self, segments: Sequence[Segment]) -> list[Any]:
         """Point at the states of the segments, with room for what their rows leave.
@@ -54,11 +57,15 @@ class MixerTables:
             fields = {
                 at.SEQUENCE_FIRST: row, at.SEQUENCE_COUNT: segment.rows, at.SEQUENCE_DONE: done,
                 at.SEQUENCE_KNOWN: int(segment.known), at.SEQUENCE_PARENTS: address(parents),
+                at.SEQUENCE_BEGINS: int(part.length == 0 and (not segment.known or segment.done == 0)),
             }  # fmt: skip
             self._sequences.put(fields, number)
             for layer, table in self._states.items():
                 state = part.layers[layer]
-                found = _known(state, segment, kept) if segment.known else _scored(state, segment)
+                if segment.known:
+                    found = _known(state, segment, kept)
+                else:
+                    found = _scored(state, segment, by_state=self._shapes[layer].by_state)
                 table.fields[number, : len(found)] = found
             row += segment.rows
         return kept
@@ -68,7 +75,11 @@ class MixerTables:
     ) -> Sequence[torch.Tensor]:
         """See `models.state.recurrent.Settle`; `run` runs compiled code on the frame."""
         found = [state.matrices for state in states]
-        for row, number in enumerate(self._with_matrices):
+        for number in self._by_state:
+            state = states[number]
+            assert state.node_matrices is not None, "states behind nodes that were scored"
+            found[number] = state.node_matrices[nodes[-1]].clone()
+        for row, number in enumerate(self._summed):
             state = states[number]
             if not alone:
                 found[number] = torch.empty_like(state.matrices)
@@ -76,7 +87,7 @@ class MixerTables:
                 self._mixers[number], state.matrices.data_ptr(), *(rows.data_ptr() for rows in state.written),
                 found[number].data_ptr(),
             ]  # fmt: skip
-        if self._with_matrices:
+        if self._summed:
             path = np.array(nodes, np.int64)
             self._frame.put({at.PATH: address(path), at.PATH_COUNT: len(path)})
             run(self._settling)
@@ -97,11 +108,15 @@ def _known(state: LayerState, segment: Segment, kept: list[Any]) -> list[int]:
     return [columns.data_ptr(), matrices.data_ptr(), 0, 0, 0, 0, *after]
 
 
-def _scored(state: LayerState, segment: Segment) -> list[int]:
+def _scored(state: LayerState, segment: Segment, *, by_state: bool) -> list[int]:
     """The fields of a state that scored inputs read, with room for what they leave."""
     done, slots = segment.done, segment.slots
     state.node_columns = _grown(state.node_columns, done, slots)
     addresses = [state.columns.data_ptr(), state.matrices.data_ptr(), state.node_columns.data_ptr()]
+    if by_state:
+        before = state.matrices[None] if state.node_matrices is None else state.node_matrices
+        state.node_matrices = _grown(before, done, slots)
+        return [*addresses, state.node_matrices.data_ptr()]
     if not len(state.matrices):
         return addresses
     state.written = Written(*(_grown(rows, done, slots) for rows in state.written))

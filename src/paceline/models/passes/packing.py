@@ -20,25 +20,40 @@ from paceline.models.cpu.experts import routing
 from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.latent import projection
 from paceline.models.cpu.matrix import OWN_ROWS, pack
-from paceline.models.cpu.mixers import CONV, DELTA, GATE_AFTER, GATE_BEFORE, MAMBA2
 from paceline.models.cpu.pages import address
-from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, RELU, SILU
-from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, FINE_BLOCKS, NIBBLES, STRIP
+from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, RELU, RELU2, SILU
+from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, FINE_BLOCKS, FULL, HALF, NIBBLES, STRIP
 from paceline.models.cpu.vectors import LANES
 from paceline.models.layers.decoder import head_order
-from paceline.models.mixer_spec import DeltaSpec, Mamba2Spec, MixerSpec, ShortConvSpec
+from paceline.models.mixer_spec import MambaSpec, MixerSpec
+from paceline.models.passes.mixer_constants import mixer_constants, mixer_widths, row_of_head
 from paceline.models.passes.packed_weights import PackedWeights
-from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec, MoeSpec
+from paceline.models.spec import AttentionShape, LatentSpec, LayerSpec, ModelSpec, MoeSpec
 from paceline.models.state.window_slots import Ints
 
 Weights = dict[str, torch.Tensor]
 Maybe = torch.Tensor | None
 
-ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, "relu": RELU, "clamped_swiglu": CLAMPED}
+ACTIVATIONS = {
+    "silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, "relu": RELU, "relu2": RELU2, "clamped_swiglu": CLAMPED,
+}  # fmt: skip
 
 EXPERT_PARTS = {
     "gate_up": (at.EXPERT_GATE_UP, at.EXPERT_GATE_UP_KIND, at.EXPERT_GATE_UP_BIAS),
     "down": (at.EXPERT_DOWN, at.EXPERT_DOWN_KIND, at.EXPERT_DOWN_BIAS),
+}
+
+MIXER_MAPS = (
+    ("in", at.MIX_IN, at.MIX_IN_KIND, at.MIX_IN_BIAS),
+    ("out", at.MIX_OUT, at.MIX_OUT_KIND, at.MIX_OUT_BIAS),
+    ("gates", at.MIX_GATES, at.MIX_GATES_KIND, at.MIX_GATES_BIAS),
+)
+FURTHER_MAPS = ("steps", "decays", "gate")
+"""Maps of what others have made of a row, of which a mixer has two at most."""
+MIXER_VECTORS = {
+    "step_bias": at.MIX_STEP_BIAS,
+    "skip": at.MIX_SKIP,
+    "norm.weight": at.MIX_NORM,
 }
 
 ROWS = 256
@@ -90,7 +105,7 @@ class Packing:
 
     def record(self, index: int) -> dict[int, int]:
         """The fields of one layer that hold weights."""
-        name, moe = f"layers.{index}.", self._spec.moe if self._spec.layers[index].moe else None
+        name = f"layers.{index}."
         norm = self._norm(f"{name}attn_norm")
         layer = self._spec.layers[index]
         attention = self._attention if self._spec.latent is None else partial(self._latent, latent=self._spec.latent)
@@ -101,7 +116,7 @@ class Packing:
             at.POST_ATTENTION_NORM: self._norm(f"{name}post_attn_norm"),
             at.MLP_NORM: norm if self._spec.parallel else self._norm(f"{name}mlp_norm"),
             at.POST_MLP_NORM: self._norm(f"{name}post_mlp_norm"),
-            **(self._mlp(name) if moe is None else self._mixture(name, moe)),
+            **self._transformation(name, layer),
             at.SUM_NORM: self._norm(f"{name}residual_attn_norm"),
             at.MLP_SUM_NORM: self._norm(f"{name}residual_mlp_norm"),
         }
@@ -116,6 +131,7 @@ class Packing:
         name = f"layers.{index}."
         bias = self._take(f"{name}cross_q.bias")
         second = first | {
+            at.MIXER: 0,
             at.SOURCE_ATTENTION: 1,
             at.ATTENTION_NORM: self._norm(f"{name}cross_norm"),
             at.SUM_NORM: self._norm(f"{name}residual_cross_norm"),
@@ -148,6 +164,8 @@ class Packing:
 
     def _stack_gates(self, name: str) -> None:
         """Gates behind queries, keys and values, as rows of one matrix."""
+        if (rows := self._blocks.get(f"{name}qkv.weight")) is not None:
+            self._blocks = {**self._blocks, f"{name}qkv.weight": rows.and_then(self._blocks[f"{name}attn_gate.weight"])}
         for kind in ("weight", "scale", "bias"):
             if (gates := self._take(f"{name}attn_gate.{kind}")) is not None:
                 self._weights[f"{name}qkv.{kind}"] = torch.cat([self._weights[f"{name}qkv.{kind}"], gates])
@@ -156,23 +174,44 @@ class Packing:
         """The record of a mixer."""
         record = RecordTable(at.MIXER_FIELDS)
         self.kept.append(record)
-        taps = self._weights.pop(f"{name}conv.weight").float().contiguous()
-        self.kept.append(taps)
         record.put(mixer_constants(mixer))
-        record.put({at.CONV_WEIGHT: taps.data_ptr(), at.CONV_BIAS: self._vector(self._take(f"{name}conv.bias"))})
-        record.put(self._product(f"{name}in", at.MIX_IN_KIND, at.MIX_IN))
-        record.put(self._product(f"{name}out", at.MIX_OUT_KIND, at.MIX_OUT))
-        record.put({at.MIX_IN_BIAS: self._vector(self._take(f"{name}in.bias"))})
-        record.put({at.MIX_OUT_BIAS: self._vector(self._take(f"{name}out.bias"))})
-        if mixer.state.heads:
-            decay = self._weights.pop(f"{name}decay")
-            record.put(self._product(f"{name}gates", at.MIX_GATES_KIND, at.MIX_GATES))
-            record.put({at.MIX_GATES_BIAS: self._vector(self._take(f"{name}gates.bias"))})
-            record.put({at.MIX_RATE: self._vector(-decay.float().exp())})
-            record.put({at.MIX_STEP_BIAS: self._vector(self._take(f"{name}step_bias"))})
-            record.put({at.MIX_SKIP: self._vector(self._take(f"{name}skip"))})
-            record.put({at.MIX_NORM: self._vector(self._take(f"{name}norm.weight"))})
+        self._put_convolution(name, record)
+        for part, place, kind, bias in MIXER_MAPS:
+            if f"{name}{part}.weight" in self._weights.keys() | self._blocks.keys():
+                record.put(self._product(f"{name}{part}", kind, place))
+                record.put({bias: self._vector(self._take(f"{name}{part}.bias"))})
+        further = [part for part in FURTHER_MAPS if f"{name}{part}.weight" in self._weights]
+        for part, place in zip(further, (at.MIX_FURTHER, at.MIX_OTHER_FURTHER), strict=False):
+            record.put(self._of_floats(f"{name}{part}", at.MIX_FURTHER_KIND, place))
+        if isinstance(mixer, MambaSpec):
+            record.put(self._of_floats(f"{name}selection", at.MIX_GATES_KIND, at.MIX_GATES))
+            record.put({at.MIX_PART_NORM: self._vector(self._part_norms(name, mixer))})
+        decay = self._take(f"{name}decay")
+        record.put({at.MIX_RATE: self._vector(None if decay is None else -decay.float().exp().flatten())})
+        for part, place in MIXER_VECTORS.items():
+            record.put({place: self._vector(self._take(f"{name}{part}"))})
         return {at.MIXER: record.address}
+
+    def _put_convolution(self, name: str, record: RecordTable) -> None:
+        """Of queries, keys and values side by side where these have one each."""
+        parts = [self._take(f"{name}{part}conv.weight") for part in ("", "query_", "key_", "value_")]
+        if found := [part for part in parts if part is not None]:
+            taps = torch.cat(found, 1).float().contiguous()
+            self.kept.append(taps)
+            record.put({at.CONV_WEIGHT: taps.data_ptr(), at.CONV_BIAS: self._vector(self._take(f"{name}conv.bias"))})
+
+    def _of_floats(self, name: str, kind: int, place: int) -> dict[int, int]:
+        """The fields `kind` and `place` of a matrix that multiplies float32 activations, and is never quantised."""
+        weight = self._weights.pop(f"{name}.weight")
+        return {kind: FULL if weight.dtype is torch.float32 else HALF, place: self._matrix(weight)}
+
+    def _part_norms(self, name: str, mixer: MambaSpec) -> torch.Tensor | None:
+        """Weights of the norms of steps, keys and queries, one behind the other."""
+        if mixer.norm is None:
+            return None
+        if mixer.norm == "plain":
+            return torch.ones(mixer.rank + 2 * mixer.state_dim)
+        return torch.cat([self._weights.pop(f"{name}{part}_norm.weight") for part in ("step", "key", "query")])
 
     def _latent(self, name: str, latent: LatentSpec) -> dict[int, int]:
         """Maps of latent attention; with one kv head, heads keep their order."""
@@ -191,6 +230,12 @@ class Packing:
             fields |= self._product(f"{name}{part}", kind, place)
         return fields
 
+    def _transformation(self, name: str, layer: LayerSpec) -> dict[int, int]:
+        """The MLP, or the mixture in its place; nothing where a layer has none."""
+        if layer.moe and self._spec.moe is not None:
+            return self._mixture(name, self._spec.moe)
+        return self._mlp(name) if layer.mlp else {}
+
     def _mlp(self, name: str) -> dict[int, int]:
         return {
             **self._product(f"{name}gate_up", at.GATE_UP_KIND, at.GATE_UP_WEIGHT, paired=self._spec.gated),
@@ -206,10 +251,11 @@ class Packing:
         records = RecordTable(at.EXPERT_FIELDS, moe.experts + (1 if moe.shared else 0))
         self.kept.append(records)
         for part, (strips, kind, offsets) in EXPERT_PARTS.items():
+            paired = part == "gate_up" and self._spec.gated
             for index, (weight, scale, bias) in enumerate(self._experts(name, part)):
                 fields = {
-                    strips: self._matrix(weight, scale, paired=part == "gate_up"), kind: self._kind_of(weight),
-                    offsets: self._vector(bias, paired=part == "gate_up"),
+                    strips: self._matrix(weight, scale, paired=paired), kind: self._kind_of(weight),
+                    offsets: self._vector(bias, paired=paired),
                     at.EXPERT_INNER: moe.intermediate if index < moe.experts else moe.shared,
                 }  # fmt: skip
                 records.put(fields, index)
@@ -342,52 +388,6 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int |
     } | projection(spec) | ({} if spec.moe is None else routing(spec.moe))  # fmt: skip
 
 
-def mixer_constants(mixer: MixerSpec) -> dict[int, int | float]:
-    """The fields of a mixer's record that follow from its shape."""
-    shape = mixer.state
-    fields: dict[int, int | float] = {
-        at.MIX_CHANNELS: shape.channels, at.MIX_TAPS: shape.taps, at.MIX_HEADS: shape.heads,
-        at.MIX_KEY_DIM: shape.key_dim, at.MIX_VALUE_DIM: shape.value_dim,
-    }  # fmt: skip
-    if isinstance(mixer, ShortConvSpec):
-        sizes = {at.MIX_KIND: CONV, at.MIX_IN_SIZE: 3 * mixer.channels, at.MIX_OUT_SIZE: mixer.channels}
-        return fields | sizes
-    if isinstance(mixer, DeltaSpec):
-        return fields | {
-            at.MIX_KIND: DELTA, at.MIX_DELTA: 1, at.MIX_IN_SIZE: 2 * (mixer.keys + mixer.values),
-            at.MIX_GATES_SIZE: 2 * mixer.value_heads, at.MIX_OUT_SIZE: mixer.values, at.MIX_GROUPS: mixer.key_heads,
-        }  # fmt: skip
-    assert isinstance(mixer, Mamba2Spec), "a mixer that compiled passes do not cover"
-    order = {"gated_before": GATE_BEFORE, "gated_after": GATE_AFTER, None: 0}[mixer.norm]
-    return fields | {
-        at.MIX_KIND: MAMBA2, at.MIX_IN_SIZE: 2 * (mixer.inner + mixer.shared), at.MIX_GATES_SIZE: mixer.heads,
-        at.MIX_OUT_SIZE: mixer.inner, at.MIX_GROUPS: mixer.groups, at.MIX_FIRST: mixer.inner,
-        at.MIX_LEAST: float(mixer.steps[0]), at.MIX_MOST: float(mixer.steps[1]), at.MIX_NORM_ORDER: order,
-        at.MIX_NORM_SIZE: mixer.inner // mixer.norm_groups,
-    }  # fmt: skip
-
-
-def row_of_head(spec: ModelSpec) -> int:
-    """Bytes of a row of one head of a mixer: its key and query, its value and what it corrects that by."""
-    sizes = [8 * (shape.key_dim + shape.value_dim) for shape in spec.states.values()]
-    return 64 * -(-max(sizes, default=0) // 64)
-
-
-def mixer_widths(spec: ModelSpec) -> dict[int, int]:
-    """Bytes of a row of each buffer that mixers work in, whose pitch stands behind it; nothing where there are none."""
-    if not spec.states:
-        return {}
-    mixers = [layer.mixer for layer in spec.layers if layer.mixer is not None]
-    fields = [mixer_constants(mixer) for mixer in mixers]
-    return {
-        field: 4 * max((-(-int(one.get(size, 0)) // STRIP) * STRIP for one in fields), default=0)
-        for field, size in (
-            (at.MIX, at.MIX_IN_SIZE), (at.CONVOLVED, at.MIX_CHANNELS), (at.GATES, at.MIX_GATES_SIZE),
-            (at.READ, at.MIX_OUT_SIZE),
-        )
-    }  # fmt: skip
-
-
 class PassWorkspace:
     """Memory for the activations of a pass, in one piece; `threads` copies of what each thread has for itself."""
 
@@ -428,7 +428,8 @@ class PassWorkspace:
         if spec.moe is not None:
             experts = -(-(spec.moe.experts + spec.moe.shared_gate) // STRIP) * STRIP
             chosen = ROWS * (spec.moe.top_k + (1 if spec.moe.shared else 0))
-            choice = -(-(8 * (experts + 2) + 32 * chosen + 4 * (experts + LANES)) // 64) * 64
+            scores = 4 * (1 + spec.moe.sigmoid) * (experts + LANES)
+            choice = -(-(8 * (experts + 2) + 32 * chosen + scores) // 64) * 64
             sizes |= {at.INNER: chosen * pitches[at.INNER], at.ROUTE: ROWS * 4 * experts, at.CHOICE: threads * choice}
         self._memory = torch.zeros(sum(sizes.values()) + 64, dtype=torch.uint8)
         self.fields: dict[int, int] = {}

@@ -30,6 +30,7 @@ from paceline.models.passes.eligibility import fits
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.strict import NOT_STRICT_WITH_SOURCE, strict_unavailable
 from paceline.models.runners.native import NativeRunner
+from paceline.models.runners.recurrent import opened_states
 from paceline.models.spec import EncoderSpec, ModelSpec, attention_shape
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.cache_memory import ArenaMemory
@@ -102,8 +103,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
             self.most_tokens(inputs)
         parts: list[StatePart] = [SourcePart(inputs, self._memories.get(inputs.digest) if inputs else self._shortest)]
         if self.spec.states:
-            with torch.inference_mode():
-                parts.append(RecurrentPart.opened(self.spec.states, self.info.dtype, self.info.device))
+            parts.append(opened_states(self.native))
         return CompositeState(NativeCache(self.native.arena, prompt_length), parts)
 
     @functools.cached_property

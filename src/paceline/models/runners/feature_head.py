@@ -1,4 +1,5 @@
-"""The decoder layer of EAGLE-1 and EAGLE-3 with its inputs and its head, for many sequences at once.
+"""Heads that go on from the target's states with a decoder layer, for many sequences at once: EAGLE-1, EAGLE-3 and
+modules for multi-token prediction (models.runners.mtp_head).
 
 Input i is the embedding of token i + 1 with the target's state of token i, or, behind drafted tokens, with what the
 layer itself made of the token before. It sees all inputs before it, so each sequence has a cache of its own. The layer
@@ -15,8 +16,9 @@ Source: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -28,47 +30,65 @@ from paceline.models.heads.shared_rows import embedding_of, head_of, target_rows
 from paceline.models.layers.decoder import head_order
 from paceline.models.layers.linear import Map, make_linear, make_norm
 from paceline.models.layers.own_weights import Weights
+from paceline.models.runners.native import NativeRunner
 from paceline.models.runners.state_layer import UNUSED, layer_spec, state_layer
 from paceline.models.spec import ModelSpec, attention_shape
 from paceline.models.state.cache import NativeCache
 from paceline.tree import TokenTree
 
 
-class FeatureHead:
-    """One EAGLE head for one target.
-
-    Args:
-        config, weights: of the head, on the target's device; the weights are taken out as they are packed.
-        name: of the head, for messages.
-    Attributes:
-        taps: layers of the target whose states it reads.
-        runner: its layer, for its caches and their memory.
-        tokens: (n,) int64 the target's token of each column of `step`'s logits; None where that is the column itself.
-    Raises:
-        CapabilityError: it takes embeddings or the head from a target that cannot give them.
-        CheckpointError: it reads states before the target's final norm, and has no norm for its own head.
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """What the layer reads: states (r, hidden), and what is added to queries, keys and values (r, outputs), if anything
+    is.
     """
 
-    def __init__(self, config: HeadConfig, weights: Weights, target: Runner, *, name: str) -> None:
-        self.config, self.target, self.name = config, target, name
-        info = target.info
-        self.taps = config.taps_in(info.num_layers)
-        self.tokens = weights.pop("draft_to_target", None)
-        self._embed = embedding_of(weights.pop("embed.weight", None), target, name)
-        head_weight = _head_rows(weights, self)
-        if head_weight is not None and not config.normed and "norm.weight" not in weights:
-            raise CheckpointError(
-                f"the head {name} reads states before the final norm of {info.name}, so it needs a norm.weight"
-            )
-        spec = layer_spec(config, weights, "layers.0.", UNUSED if head_weight is None else config.draft_vocab_size)
-        self._make = _eagle3_inputs(weights, spec, config) if config.method == "eagle3" else _eagle_inputs(weights)
-        self._norm = (
-            make_norm(weights["norm.weight"], spec.norm_eps)
-            if head_weight is None and "norm.weight" in weights
-            else None
-        )
-        self._shared = head_weight is None
-        self.runner = state_layer(spec, weights, info, name=name, prefix="layers.0.", head=head_weight)
+    states: torch.Tensor
+    added_qkv: torch.Tensor | None = None
+
+
+class MakesInputs(Protocol):
+    """Makes what the layer reads."""
+
+    def joined(self, states: torch.Tensor) -> torch.Tensor:
+        """(r, hidden) of the target's states (r, taps * hidden)."""
+
+    def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> LayerInputs:
+        """The inputs of embeddings (r, hidden) and states (r, hidden): `joined` ones, or the head's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadParts:
+    """What such a head is made of.
+
+    Attributes:
+        taps: layers of the target whose states it reads.
+        embed: makes embeddings (r, hidden) of tokens. inputs: makes what the layer reads of these and of states.
+        layer: runs it.
+        next_states: makes what goes with the next tokens of the states behind the layer; None is these themselves.
+        to_logits: makes logits of what goes with the next tokens; None where `layer` has a head of its own.
+        tokens: (n,) int64 the target's token of each column of logits; None where that is the column itself.
+    """
+
+    taps: tuple[int, ...]
+    embed: Callable[[Sequence[int]], torch.Tensor]
+    inputs: MakesInputs
+    layer: NativeRunner
+    next_states: Map | None = None
+    to_logits: Map | None = None
+    tokens: torch.Tensor | None = None
+
+
+class FeatureHead:
+    """One head for one target.
+
+    Attributes:
+        taps, tokens: as of `HeadParts`.
+        runner: its layer, for its caches and their memory.
+    """
+
+    def __init__(self, parts: HeadParts) -> None:
+        self._parts, self.taps, self.tokens, self.runner = parts, parts.taps, parts.tokens, parts.layer
         self.open, self.fork = self.runner.open, self.runner.fork
         self.truncate, self.release = self.runner.truncate, self.runner.release
         self.commit = self.runner.commit
@@ -77,24 +97,26 @@ class FeatureHead:
     def load(
         cls, head: str | Path, target: Runner, methods: Sequence[str], *, tokenizer: Callable[[], str] = str
     ) -> FeatureHead:
-        """The head in a folder, or of a hub id.
+        """The EAGLE head in a folder, or of a hub id.
 
         Args:
             methods: what it may be. tokenizer: as of `read_head`.
         Raises:
-            CheckpointError: as `read_head`, and a head of another method. CapabilityError: as above.
+            CheckpointError: as `read_head`, a head of another method, or one that reads states before the target's
+                final norm and has no norm for its own head.
+            CapabilityError: it takes embeddings or the head from a target that cannot give them.
         """
         config, weights = read_head(head, target.info, tokenizer=tokenizer)
         if config.method not in methods:
             raise CheckpointError(
                 f"the head {head} is of method {config.method!r}, not {' or '.join(map(repr, methods))}; name that one"
             )
-        return cls(config, weights, target, name=str(head))
+        return cls(eagle_parts(config, weights, target, name=str(head)))
 
     @torch.inference_mode()
     def joined(self, states: torch.Tensor) -> torch.Tensor:
         """(r, hidden) what the layer takes for the target's states (r, taps * hidden)."""
-        return self._make.joined(states)
+        return self._parts.inputs.joined(states)
 
     @torch.inference_mode()
     def step(
@@ -118,29 +140,71 @@ class FeatureHead:
         Returns:
             Logits (picked, n), see `tokens`, and the states (r, hidden) that go with the next tokens.
         """
-        made = self._make(self._embed(tokens), states)
+        parts = self._parts
+        made = parts.inputs(parts.embed(tokens), states)
         result = self.runner.run_states(
-            caches, trees, computed, made.states, added_qkv=made.added_qkv, picked=() if self._shared else picked
-        )
-        if not self._shared or not picked:
+            caches, trees, computed, made.states, added_qkv=made.added_qkv,
+            picked=picked if parts.to_logits is None else (),
+        )  # fmt: skip
+        if parts.next_states is not None:
+            result = replace(result, states=parts.next_states(result.states))
+        if parts.to_logits is None or not picked:
             return result
         after = result.states
         rows = after if len(picked) == len(after) else after[torch.tensor(picked, device=after.device)]
-        return PassResult(self._target_logits(rows), after)
-
-    def _target_logits(self, states: torch.Tensor) -> torch.Tensor:
-        states = states if self._norm is None else self._norm(states)
-        return head_of(self.target, self.name).head(states, norm=self._norm is None and not self.config.normed)
+        return PassResult(parts.to_logits(rows), after)
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerInputs:
-    """What the layer reads: states (r, hidden), and what is added to queries, keys and values (r, outputs), if anything
-    is.
+def eagle_parts(config: HeadConfig, weights: Weights, target: Runner, *, name: str) -> HeadParts:
+    """An EAGLE head.
+
+    Args:
+        weights: by the names of `tensors_of`, on the target's device; taken out as they are packed.
+        name: of the head, for messages.
+    Raises:
+        CapabilityError, CheckpointError: as `FeatureHead.load`.
     """
+    info, tokens = target.info, weights.pop("draft_to_target", None)
+    embed = embedding_of(weights.pop("embed.weight", None), target, name)
+    head_weight = own_head_rows(weights, target, tokens, name=name)
+    if head_weight is not None and not config.normed and "norm.weight" not in weights:
+        raise CheckpointError(
+            f"the head {name} reads states before the final norm of {info.name}, so it needs a norm.weight"
+        )
+    spec = layer_spec(config, weights, "layers.0.", UNUSED if head_weight is None else config.draft_vocab_size)
+    inputs: MakesInputs = _eagle3_inputs(weights, spec, config) if config.method == "eagle3" else _eagle_inputs(weights)
+    to_logits = None
+    if head_weight is None:
+        to_logits = _target_head(target, name, weights.get("norm.weight"), spec.norm_eps, normed=config.normed)
+    return HeadParts(
+        taps=config.taps_in(info.num_layers), embed=embed, inputs=inputs, to_logits=to_logits, tokens=tokens,
+        layer=state_layer(spec, weights, info, name=name, prefix="layers.0.", head=head_weight),
+    )  # fmt: skip
 
-    states: torch.Tensor
-    added_qkv: torch.Tensor | None = None
+
+def own_head_rows(weights: Weights, target: Runner, tokens: torch.Tensor | None, *, name: str) -> torch.Tensor | None:
+    """(n, hidden) the head's own rows, those of the target for a reduced vocabulary; None where all rows are the
+    target's.
+
+    Args:
+        tokens: of the reduced vocabulary. name: of the head, for messages.
+    Raises:
+        CapabilityError: they are the target's, which cannot give them.
+    """
+    rows = weights.pop("head.weight", None)
+    if rows is not None:
+        return rows
+    source = head_of(target, name)
+    return None if tokens is None else target_rows(source, target.info, tokens)
+
+
+def _target_head(target: Runner, name: str, weight: torch.Tensor | None, eps: float, *, normed: bool) -> Map:
+    """The target's head behind a norm: that of the weight, or else the target's own, unless states are `normed`."""
+    head = head_of(target, name).head
+    if weight is None:
+        return lambda states: head(states, norm=not normed)
+    norm = make_norm(weight, eps)
+    return lambda states: head(norm(states), norm=False)
 
 
 class _EagleInputs:
@@ -152,8 +216,8 @@ class _EagleInputs:
     def joined(self, states: torch.Tensor) -> torch.Tensor:
         return states
 
-    def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> _LayerInputs:
-        return _LayerInputs(self._fc(torch.cat((embedded, states), 1)))
+    def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> LayerInputs:
+        return LayerInputs(self._fc(torch.cat((embedded, states), 1)))
 
 
 class _Eagle3Inputs:
@@ -162,11 +226,14 @@ class _Eagle3Inputs:
     """
 
     def __init__(self, fc: Map, norm: Map, half: Map, state_norm: Map | None) -> None:
-        self.joined, self._norm, self._half, self._state_norm = fc, norm, half, state_norm
+        self._fc, self._norm, self._half, self._state_norm = fc, norm, half, state_norm
 
-    def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> _LayerInputs:
+    def joined(self, states: torch.Tensor) -> torch.Tensor:
+        return self._fc(states)
+
+    def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> LayerInputs:
         states = states if self._state_norm is None else self._state_norm(states)
-        return _LayerInputs(states, self._half(self._norm(embedded)))
+        return LayerInputs(states, self._half(self._norm(embedded)))
 
 
 def _eagle_inputs(weights: Weights) -> _EagleInputs:
@@ -190,14 +257,3 @@ def _eagle3_inputs(weights: Weights, spec: ModelSpec, config: HeadConfig) -> _Ea
         weights["layers.0.input_layernorm.weight"] = hidden_norm
     fc = make_linear(weights.pop("fc.weight"), weights.pop("fc.bias", None), row_invariant=False)
     return _Eagle3Inputs(fc, norm, make_linear(half, row_invariant=False), state_norm)
-
-
-def _head_rows(weights: Weights, head: FeatureHead) -> torch.Tensor | None:
-    """(n, hidden) the head's own rows, those of the target for a reduced vocabulary; None where all rows are the
-    target's.
-    """
-    rows = weights.pop("head.weight", None)
-    if rows is not None:
-        return rows
-    source = head_of(head.target, head.name)
-    return None if head.tokens is None else target_rows(source, head.target.info, head.tokens)

@@ -20,6 +20,15 @@ from paceline.models.state.parts import CompositeState, StateOperations
 from paceline.models.state.recurrent import RecurrentPart
 
 
+def opened_states(native: NativeRunner) -> RecurrentPart:
+    """Those of the mixers of an empty sequence, as a runner's passes keep them."""
+    passes, shapes, device = native.passes, native.spec.states, native.info.device
+    with torch.inference_mode():
+        if isinstance(passes, SettlesStates):  # they work in float32 between their maps
+            return RecurrentPart.opened(shapes, torch.float32, device, passes.settle)
+        return RecurrentPart.opened(shapes, native.info.dtype, device)
+
+
 class RecurrentRunner(StateOperations[CompositeState]):
     """See `models.base.Runner`.
 
@@ -49,17 +58,10 @@ class RecurrentRunner(StateOperations[CompositeState]):
         """
         arena = self.native.arena
         shares = not self.native.rotary.depends_on_length and arena.block_bytes > 0
-        state_bytes = self._opened().nbytes
+        state_bytes = opened_states(self.native).nbytes
         return ArenaMemory(arena, replace(NativeCache.abilities, shared=shares), state_bytes=state_bytes)
-
-    def _opened(self) -> RecurrentPart:
-        passes = self.native.passes
-        with torch.inference_mode():
-            if isinstance(passes, SettlesStates):  # they work in float32 between their maps
-                return RecurrentPart.opened(self.spec.states, torch.float32, self.info.device, passes.settle)
-            return RecurrentPart.opened(self.spec.states, self.info.dtype, self.info.device)
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
         """See `Runner.open`."""
         check_inputs(self, inputs)
-        return CompositeState(NativeCache(self.native.arena, prompt_length), [self._opened()])
+        return CompositeState(NativeCache(self.native.arena, prompt_length), [opened_states(self.native)])

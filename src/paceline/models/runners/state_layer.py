@@ -29,9 +29,14 @@ def state_layer(
         weights: by Hugging Face's names; `norm.weight`, where there is one, is the norm before `head`.
         head: (n, hidden) rows that make logits; None where there are none.
     """
+    return layer_runner(spec, _canonical(weights, spec, prefix, head), target, name=name)
+
+
+def layer_runner(spec: ModelSpec, weights: Weights, target: ModelInfo, *, name: str) -> NativeRunner:
+    """The same of canonical weights, which hold an embedding and a head of any size."""
     return NativeRunner(
-        spec, _canonical(weights, spec, prefix, head), name=name, device=target.device, dtype=target.dtype,
-        max_context=target.max_context + 1, row_invariant=False,
+        spec, weights, name=name, device=target.device, dtype=target.dtype, max_context=target.max_context + 1,
+        row_invariant=False,
     )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 Both are those behind the committed tokens. A pass leaves what it has read beside them: of known tokens the columns and
 the state behind them, which take their place when the pass is done (`advance`); of a root and its tree what each node
-would write, of which `commit` takes what the accepted path has written. So nothing is copied to be taken back, and what
-others hold too is never changed (`alone`): forks share it.
+would write, of which `commit` takes what the accepted path has written, or the state behind each, of which it takes the
+last one. So nothing is copied to be taken back, and what others hold too is never changed (`alone`): forks share it.
 
 A state cannot be computed backwards, nor taken from the middle of a text. So copies are kept of some (`kept`, chosen by
 the engine's prefix cache) and, where asked for, the state behind the last whole block of the text (`border`): a
@@ -38,6 +38,8 @@ class LayerState:
             are wide.
         matrices: (heads, key dim, value dim), float32 or float64.
         node_columns: (nodes, channels) of the root and nodes that were scored last. written: by these.
+        node_matrices: (nodes, heads, key dim, value dim) behind these, where compiled passes keep them in place of what
+            was written (StateShape.by_state); else None.
         next: columns and matrices behind a chunk of known tokens.
         nothing: what no nodes write.
     """
@@ -45,6 +47,7 @@ class LayerState:
     columns: torch.Tensor
     matrices: torch.Tensor
     node_columns: torch.Tensor
+    node_matrices: torch.Tensor | None
     written: Written
     next: Pair
     nothing: Written
@@ -60,7 +63,7 @@ class LayerState:
 
     @classmethod
     def _behind(cls, columns: torch.Tensor, matrices: torch.Tensor, nothing: Written) -> LayerState:
-        return cls(columns, matrices, columns[:0], nothing, (columns, matrices), nothing)
+        return cls(columns, matrices, columns[:0], None, nothing, (columns, matrices), nothing)
 
     def after(self, columns: torch.Tensor, matrices: torch.Tensor) -> LayerState:
         """The state with these committed and nothing scored."""
