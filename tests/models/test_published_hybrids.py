@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,6 +161,16 @@ def test_the_files_of_phi_4_mini_flash_have_as_many_bytes_as_their_index_says() 
     window = [layer.window for layer in spec.layers[:4]]
     assert window == [None, 512, None, 512]
     assert {layer.kv_of for layer in spec.layers} == {None, 17}
+
+
+def test_compiled_passes_do_not_cover_phi_4_mini_flash() -> None:
+    spec, cpu = spec_from_config(CONFIGS["Phi-4-mini-flash-reasoning"][0]), torch.device("cpu")
+    assert unsupported(spec, torch.bfloat16, cpu) == "layers that read keys or states of other layers"
+    first = replace(spec, layers=spec.layers[:16])
+    assert unsupported(first, torch.bfloat16, cpu) == "differential attention"
+    plain = replace(first, differential=False)
+    assert unsupported(plain, torch.bfloat16, cpu) == "states between layers in another dtype"
+    assert unsupported(replace(plain, wide_sums=False), torch.bfloat16, cpu) is None
 
 
 @pytest.mark.parametrize("name", ["Mamba-Codestral-7B", "Nemotron-Nano-9B-v2"])

@@ -36,7 +36,6 @@ from paceline.models.layers.mixers.step import RecurrentStep
 from paceline.models.layers.own_weights import OwnWeights
 from paceline.models.memory import estimate
 from paceline.models.passes import eager
-from paceline.models.passes.eligibility import unsupported
 from paceline.models.runners import RecurrentRunner
 
 NAME, LAYERS, SELF_DECODER = "phi4flash", 8, 5
@@ -243,10 +242,6 @@ def test_states_between_layers_are_wide(wide: bool, monkeypatch: pytest.MonkeyPa
     found = runner.extend([runner.open()], [TEXT], taps=[-1, 3, LAYERS])
     assert seen == {torch.float32 if wide else torch.bfloat16}
     assert {found.logits.dtype, *(tap.dtype for tap in found.taps.values())} == {torch.bfloat16}
-
-
-def test_compiled_passes_do_not_cover_it() -> None:
-    assert unsupported(_parts()[0], torch.float32, CPU) == "mixers of such kinds and sizes"
 
 
 @pytest.mark.parametrize(

@@ -245,8 +245,9 @@ class Decoder:
         placement: what embeddings get for their positions.
         biases: what distances add to the scores of attention, by layer; empty where they do not.
         sums: the dtype of states between layers.
-        optional: the first of the last layers that need no row but those that something is wanted of: they keep nothing
-            of a text, or `keep` has written it; the number of layers where there are none.
+        optional: layers from this one on need run only for rows of which something is wanted: they keep nothing of a
+            text but the keys and values of the first one, which `keep` writes for all rows. The number of layers where
+            there are none.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights, *, row_invariant: RowInvariance = True) -> None:

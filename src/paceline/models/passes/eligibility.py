@@ -15,6 +15,7 @@ import torch
 from paceline.checkpoints import Form
 from paceline.models.mixer_spec import (
     DeltaSpec,
+    GatedMemorySpec,
     KimiDeltaSpec,
     LightNetSpec,
     Mamba2Spec,
@@ -48,7 +49,10 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
         whole &= (latent.query_rank or 0) % 32 == 0
     reasons = {
         "the device is not the CPU": device.type == "cpu",
+        "layers that read keys or states of other layers": not spec.shares_across_layers,
         "mixers of such kinds and sizes": _mixers_fit(spec),
+        "differential attention": not spec.differential,
+        "states between layers in another dtype": not spec.wide_sums,
         f"dtype {dtype}": dtype in {torch.float32, torch.bfloat16},
         "a negative attention scale": spec.scale > 0,
         "sizes that do not fill vectors": whole,
@@ -83,6 +87,8 @@ def _fills_vectors(mixer: MixerSpec) -> bool:
             whole = mixer.channels % STRIP == mixer.state_dim % LANES == mixer.rank % LANES == 0
         case SimpleUnitSpec():
             whole = mixer.width % LANES == 0
+        case GatedMemorySpec():
+            whole = False
     return whole
 
 
