@@ -1,11 +1,11 @@
 """What a drafted token of a head with a decoder layer costs beside a pass of its target: one row each, in turn, behind
 a text of so many tokens.
 
-usage: head_passes.py [METHOD ...] [--model smollm2] [--context 512] [--tokens 8192] [--repeats 200] [--threads 2]
+usage: head_passes.py [--methods eagle,eagle3,mtp] [--model smollm2] [--context 512] [--tokens 8192] [--repeats 200]
+                      [--threads 2]
 
-METHOD is eagle, eagle3 or mtp; all three by default, with random weights, which take the same time as trained ones. Of
-a target with a module for multi-token prediction in its own files, `own` is that one. Heads of random weights draft the
-first `--tokens` tokens, a module of the target's own drafts all. Figures are printed, and written to
+Heads have random weights, which take as long as trained ones, and draft the first `--tokens` tokens; method `own` is
+the module for multi-token prediction in the target's files, which drafts all. Figures are printed, and written to
 `results/head_passes_MODEL.json`.
 """
 
@@ -26,7 +26,6 @@ from paceline.models.runners import FeatureHead, load_mtp_head
 from paceline.tree import EMPTY_TREE, TokenTree
 
 TARGET = "target"
-METHODS = ("eagle", "eagle3", "mtp")
 
 
 def heads_of(llm: LLM, given: argparse.Namespace) -> dict[str, FeatureHead]:
@@ -34,7 +33,7 @@ def heads_of(llm: LLM, given: argparse.Namespace) -> dict[str, FeatureHead]:
     runner, spec = llm.runner, llm.runner.spec  # type: ignore[attr-defined]  # of native runners
     tokens = min(given.tokens, runner.info.vocab_size)
     found = {}
-    for method in given.methods or METHODS:
+    for method in given.methods.split(","):
         if method == "own":
             found[method] = load_mtp_head(llm.folder, runner)
             continue
@@ -57,7 +56,7 @@ def row_of(head: FeatureHead, context: int, llm: LLM) -> Callable[[], Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("methods", nargs="*", choices=(*METHODS, "own"), metavar="METHOD")
+    parser.add_argument("--methods", default="eagle,eagle3,mtp")
     add_model(parser)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=8192)
