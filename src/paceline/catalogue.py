@@ -523,6 +523,7 @@ TRAINERS: Mapping[str, Entry] = {
     ),
     "kangaroo": Entry("paceline.training.kangaroo:KangarooTrainer", "head", paper="Kangaroo (arXiv:2404.18911)"),
     "layer_skip": Entry("paceline.training.layer_skip:LayerSkipTrainer", "model", paper="LayerSkip (arXiv:2404.16710)"),
+    "hybrid": Entry("paceline.training.hybrid:HybridTrainer", "model", paper="MOHAWK (arXiv:2408.10189)"),
     "lora": Entry("paceline.training.lora:LoraTrainer", "adapter", paper="LoRA (arXiv:2106.09685)"),
     "codebooks": Entry(
         "paceline.training.codebooks:CodebookTrainer", "model", paper="Codebook Features (arXiv:2310.17230)"

@@ -12,6 +12,7 @@ from paceline.models.state.recurrence import (
     Written,
     apply,
     nothing_written,
+    read_of,
     state_after,
 )
 
@@ -115,3 +116,17 @@ def test_states_that_decay_at_once_overflow_nothing(kind: str) -> None:
     assert torch.isfinite(found).all()
     assert (found - wanted).abs().max() < 1e-5
     assert torch.isfinite(state_after(state, written.path(torch.tensor(path_to(13, PARENTS))))).all()
+
+
+@by_kind
+def test_a_text_is_read_in_pieces_with_the_gradients_of_its_tokens(kind: str) -> None:
+    rows = drawn(20, kind, torch.float64)
+    leaves = [part.requires_grad_() for part in rows if part is not None]
+    expected, _ = by_node(torch.zeros(HEADS, KEY, VALUE, dtype=torch.float64), rows, range(-1, 19))
+    found = read_of(rows, 8)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn(found.shape, dtype=torch.float64)
+    gradients = [torch.autograd.grad((read * weights).sum(), leaves) for read in (found, expected)]
+    torch.testing.assert_close(*gradients)
+    apart = torch.cat([read_of(rows.part(0, 8)), read_of(rows.part(8, 20))])
+    assert not torch.allclose(apart, expected, atol=1e-2)

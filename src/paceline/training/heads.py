@@ -64,6 +64,7 @@ class Trainer(nn.Module):
         replaces_target: what is written is a model in place of the target.
         reads_sources: the model's texts follow from sources that its encoder reads, and go no further than their ends.
         depths: how many tokens ahead it is judged by.
+        done: how much of the run lies behind, from 0 to 1; the loop says so before each step.
     """
 
     name: ClassVar[str]
@@ -73,6 +74,7 @@ class Trainer(nn.Module):
     replaces_target: ClassVar[bool] = False
     reads_sources: ClassVar[bool] = False
     depths: int
+    done: float = 0.0
     rows: Tensor
 
     def __init__(self, rows: Tensor) -> None:

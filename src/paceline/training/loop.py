@@ -157,6 +157,7 @@ class _Run:
         batch = self.view.batch(rows, self.how.row_tokens).to(self.device)
         set_rate(self.optimizer, learning_rate(self.done, step, self.rate, self.how.warmup_steps))
         head.train()
+        head.done = self.done
         with self._precision():
             loss = self.loss(batch, torch.Generator().manual_seed(self.how.seed * 1_000_003 + step))
         self.processes.backward(loss)

@@ -110,6 +110,24 @@ def state_after(state: torch.Tensor, path: Written) -> torch.Tensor:
     return (state * last.exp().unsqueeze(-1)).baddbmm_(keys.permute(1, 2, 0), path.updates.transpose(0, 1))
 
 
+def read_of(new: Recurrence, at_once: int = 64) -> torch.Tensor:
+    """(rows, heads, value dim): what the rows of a text read from its beginning on, so many at a time; its gradients
+    are those of the formula.
+    """
+    heads, by_channel = new.keys.shape[1], new.decays.shape[-1] > 1
+    state = new.keys.new_zeros(heads, new.keys.shape[-1], new.values.shape[-1])
+    nothing = nothing_written(state, by_channel=by_channel)
+    below = torch.ones(at_once, at_once, dtype=torch.bool, device=state.device).tril()
+    outputs = []
+    for start in range(0, len(new.keys), at_once):
+        part = new.part(start, min(start + at_once, len(new.keys)))
+        count = len(part.keys)
+        read, written = apply(state, nothing, part, below[:count, :count])
+        state = state_after(state, written)
+        outputs.append(read)
+    return torch.cat(outputs)
+
+
 def nothing_written(state: torch.Tensor, *, by_channel: bool) -> Written:
     """That of no rows."""
     heads, keys, values = state.shape
