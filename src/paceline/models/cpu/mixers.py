@@ -61,7 +61,7 @@ def _projected(
     frame: int, layer: int, me: int, team: int, weights: int, kind: int, bias: int, size: int, target: int, pitch: int
 ) -> None:  # fmt: skip
     """All normed rows times a matrix, as float32 rows of whole strips."""
-    x, rows = normed_rows(frame, me, team, read(layer + at.ATTENTION_NORM), kind), read(frame + at.ROWS)
+    x, rows = normed_rows(frame, me, team, read(layer + at.ATTENTION_NORM), kind, 0), read(frame + at.ROWS)
     sums, steps = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), steps_of(kind, read(frame + at.HIDDEN))
     strips = (size + STRIP - 1) // STRIP
     for strip in range(strips * me // team, strips * (me + 1) // team):
@@ -206,7 +206,7 @@ def compiled_mixers() -> Any:
             project(
                 frame, me, team, read(mixer + at.MIX_OUT), read(mixer + at.MIX_OUT_KIND),
                 read(mixer + at.MIX_OUT_BIAS), read(frame + at.READ), read(frame + at.READ_PITCH),
-                read(mixer + at.MIX_OUT_SIZE), 0, read(frame + at.NARROW) == 1 and read(layer + at.MLP) == 0, False,
+                read(mixer + at.MIX_OUT_SIZE), 0, read(frame + at.NARROW) == 1 and read(layer + at.MLP) == 0, False, 0,
             )  # fmt: skip
             wait_for_all(frame, team)
 
