@@ -598,12 +598,18 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: (f / "chat_template.jinja").write_bytes(b"\xff"),
         "chat_template.jinja cannot be read",
     ),
-    "GPTQ": (
+    "GPTQ without bits": (
         lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "gptq"}),
-        "is quantised (GPTQ), which is not supported; use a GGUF file",
+        "'bits' must be a whole number, got None",
     ),
-    "AWQ": (lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "awq"}), "is quantised (AWQ)"),
-    "FP8": (lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "fp8"}), "is quantised (FP8)"),
+    "AWQ of float weights": (
+        lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "awq"}),
+        "is said to be quantised (AWQ), but holds no tensor that ends in .qweight",
+    ),
+    "bitsandbytes": (
+        lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "bitsandbytes"}),
+        "is quantised (BITSANDBYTES), which is not supported; use a GGUF file",
+    ),
     "Pix2Struct": (
         lambda f: only_config(
             f, model_type="pix2struct", is_encoder_decoder=True, architectures=["Pix2StructForConditionalGeneration"]

@@ -305,7 +305,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, plain: LLM) -> None:
             "lacks layers.0.self_attn.o_proj",
             broken(lambda w: w.pop("mtp.layers.0.self_attn.o_proj.weight")),
         ),
-        (UnsupportedModelError, "is stored as I8; quantised weights are not supported", broken(in_integers)),
+        (UnsupportedModelError, "is stored as I8; such quantised weights are not supported", broken(in_integers)),
     ]
     for error, message, model in cases:
         with pytest.raises(error, match=message):

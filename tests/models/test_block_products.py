@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import LLM, SamplingParams
 from paceline.checkpoints import TYPES, BlockRows, block_values, head_share
+from paceline.checkpoints.gguf_blocks import block_bytes
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models import load_runner
 from paceline.models.cpu.block_packing import pack_rows
@@ -25,6 +26,8 @@ from paceline.tree import EMPTY_TREE, TokenTree
 
 INPUTS = 512
 KINDS = pytest.mark.parametrize("kind", TYPES)
+OWN = {"INT4_ZEROS": [0], "FP4_HALVES": [0, 2]}
+"""Types that GGUF does not have, and the bytes of their blocks where a float16 begins."""
 
 
 @translated_once
@@ -37,16 +40,20 @@ def _products(table, strips, groups, x, pitch, rows, sums, out):
 
 
 @translated_once
-def _converted(source, size, target, dim, outer, inner, rest):
-    to_signed_bytes(source, size, target, dim, outer, inner, rest)
+def _converted(source, size, target, dim, outer, inner, rest, order):
+    to_signed_bytes(source, size, target, dim, outer, inner, rest, order)
 
 
-def converted(x: np.ndarray, heads: tuple[int, int, int] = (0, 0, 0), *, twice: bool = False) -> np.ndarray:
+def converted(
+    x: np.ndarray, heads: tuple[int, int, int] = (0, 0, 0), *, twice: bool = False, columns: np.ndarray | None = None
+) -> np.ndarray:
     """(rows, bytes) of rows of float32; (2 * rows, bytes) where what each one loses is a row of its own."""
+    order = None if columns is None else 4 * columns.astype(np.int64)
     made = np.zeros((len(x), 1 + twice, row_pitch(x.shape[1])), np.uint8)
     for row, target in zip(x, made, strict=True):
         rest = target[1].ctypes.data if twice else 0
-        _converted(np.ascontiguousarray(row).ctypes.data, len(row), target[0].ctypes.data, *heads, rest)
+        _converted(np.ascontiguousarray(row).ctypes.data, len(row), target[0].ctypes.data, *heads, rest,
+                   0 if order is None else order.ctypes.data)  # fmt: skip
     return made.reshape(-1, made.shape[2])
 
 
@@ -61,13 +68,26 @@ def meant(made: np.ndarray, inputs: int = INPUTS) -> np.ndarray:
 
 def matrix(kind: str, outputs: int, seed: int = 0) -> tuple[BlockRows, torch.Tensor]:
     """Rows of random blocks in memory, and the weights that they stand for."""
-    width, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    blocks = random_blocks(np.random.default_rng(seed), gguf.GGMLQuantizationType[kind], outputs * INPUTS // width)
+    blocks = blocks_of(kind, outputs * INPUTS // TYPES[kind], seed)
     raw = np.concatenate([np.zeros(7, np.uint8), blocks.ravel()])
     size = blocks.size // outputs
     places = np.array([(0, 7 + row * size, list(TYPES).index(kind)) for row in range(outputs)])
     weights = block_values(torch.from_numpy(blocks.ravel().copy()), kind).view(outputs, INPUTS)
     return BlockRows((raw,), places, INPUTS), weights
+
+
+def blocks_of(kind: str, count: int, seed: int) -> np.ndarray:
+    """(count, bytes) of random blocks."""
+    rng = np.random.default_rng(seed)
+    if kind not in OWN:
+        raw = random_blocks(rng, gguf.GGMLQuantizationType[kind], count)
+        if kind == "MXFP4":  # which would leave float32
+            raw[:, 0] = rng.integers(118, 125, count)
+        return raw
+    raw = rng.integers(0, 256, (count, block_bytes(kind)), np.uint8)
+    for at in OWN[kind]:
+        raw[:, at : at + 2] = (rng.standard_normal((count, 1)) / 100).astype(np.float16).view(np.uint8)
+    return raw
 
 
 def products(rows: BlockRows, made: np.ndarray, *, paired: bool = False) -> np.ndarray:
@@ -157,6 +177,15 @@ def test_heads_are_brought_into_the_order_of_the_file() -> None:
     made = converted(heads.reshape(1, -1), (64, 4, 2))
     assert np.array_equal(made, converted(heads.swapaxes(0, 1).reshape(1, -1)))
     assert not np.array_equal(made, converted(heads.reshape(1, -1)))
+
+
+def test_inputs_are_brought_into_any_order() -> None:
+    x, columns = inputs_of(2), np.random.default_rng(3).permutation(INPUTS)
+    made, ordered = converted(x, columns=columns), np.ascontiguousarray(x[:, columns])
+    assert np.array_equal(made, converted(ordered))
+    assert not np.array_equal(made, converted(x))
+    twice = converted(x, twice=True, columns=columns)
+    assert np.array_equal(twice, converted(ordered, twice=True))
 
 
 def llama(**more: Any) -> Any:

@@ -212,12 +212,14 @@ def test_no_config(tmp_path: Path) -> None:
 
 
 QUANTISED: list[tuple[dict[str, Any], str]] = [
-    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "GPTQ"),
-    ({"quantization_config": {"quant_method": "awq"}}, "AWQ"),
-    ({"quantization_config": {"quant_method": "fp8"}}, "FP8"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4, "format": "marlin"}}, "GPTQ"),
+    ({"quantization_config": {"quant_method": "hqq"}}, "HQQ"),
     ({"quantization_config": {"load_in_4bit": True}}, "BITSANDBYTES"),
     ({"text_config": {"quantization_config": {"quant_method": "mxfp4"}}}, "MXFP4"),
-    ({"compression_config": {"quant_method": "compressed-tensors"}}, "COMPRESSED-TENSORS"),
+    (
+        {"compression_config": {"quant_method": "compressed-tensors", "config_groups": {}, "format": "sparse-bitmask"}},
+        "compressed-tensors",
+    ),
     ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
 ]
 
@@ -261,6 +263,6 @@ def test_files_that_are_rejected_by_name(file: str, text: str, tmp_path: Path) -
 @pytest.mark.parametrize("file", ["quantize_config.json", "quant_config.json", "hf_quant_config.json"])
 def test_old_quantisation_files(file: str, tmp_path: Path) -> None:
     fill(tmp_path)
-    save_json(tmp_path / file, {"bits": 4})
-    with pytest.raises(UnsupportedModelError, match="quantised"):
+    save_json(tmp_path / file, {"bits": 9, "w_bit": 3, "quantization": {"quant_algo": "W4A8"}})
+    with pytest.raises(UnsupportedModelError, match="are not supported; use a GGUF file"):
         read_config(tmp_path)

@@ -164,7 +164,8 @@ def test_a_half_written_file(folder: Path) -> None:
 def test_quantised_checkpoints_do_not_reach_the_fallback(folder: Path) -> None:
     config = load_json(folder / "config.json")
     save_json(
-        folder / "config.json", config | {"quantization_config": {"quant_method": "gptq"}, "model_type": "unknown"}
+        folder / "config.json",
+        config | {"quantization_config": {"quant_method": "gptq", "bits": 4}, "model_type": "unknown"},
     )
     with pytest.raises(UnsupportedModelError, match="GPTQ"):
         load_runner(folder)

@@ -1,3 +1,10 @@
+from .block_types import NAMES as NAMES
+from .block_types import TYPES as TYPES
+from .block_types import BlockRows as BlockRows
+from .block_types import Blocks as Blocks
+from .block_types import kinds_of as kinds_of
+from .block_types import row_bytes as row_bytes
+from .block_types import stacked as stacked
 from .chat_template import ChatTemplate as ChatTemplate
 from .chat_template import Rendered as Rendered
 from .checkpoint import DTYPES as DTYPES
@@ -17,13 +24,7 @@ from .generation_defaults import GenerationDefaults as GenerationDefaults
 from .gguf_blocks import block_values as block_values
 from .gguf_checkpoint import GgufCheckpoint as GgufCheckpoint
 from .gguf_file import is_gguf as is_gguf
-from .gguf_rows import NAMES as NAMES
-from .gguf_rows import TYPES as TYPES
-from .gguf_rows import BlockRows as BlockRows
-from .gguf_rows import Blocks as Blocks
 from .gguf_rows import block_rows as block_rows
-from .gguf_rows import kinds_of as kinds_of
-from .gguf_rows import row_bytes as row_bytes
 from .head_bytes import head_share as head_share
 from .hub import BUNDLED_FOLDER as BUNDLED_FOLDER
 from .hub import check_names as check_names
@@ -52,6 +53,7 @@ from .quantization import NATIVE_ONLY as NATIVE_ONLY
 from .quantization import ZEROS as ZEROS
 from .quantization import Form as Form
 from .quantization import Forms as Forms
+from .quantization import RoundingError as RoundingError
 from .quantization import dequantized as dequantized
 from .quantization import form_of as form_of
 from .quantization import is_mixed as is_mixed
@@ -62,6 +64,11 @@ from .quantization import quantized as quantized
 from .quantization import quantized_sizes as quantized_sizes
 from .quantization import unpacked as unpacked
 from .quantization import values_of as values_of
+from .quantized_formats import QUANTIZATION_KEYS as QUANTIZATION_KEYS
+from .quantized_formats import QuantizedCheckpoint as QuantizedCheckpoint
+from .quantized_formats import find_format as find_format
+from .quantized_formats import open_checkpoint as open_checkpoint
+from .quantized_formats import quantized_rows as quantized_rows
 from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import read_json as read_json
 from .tokenizer import same_tokenizer as same_tokenizer

@@ -26,11 +26,6 @@ DTYPES: Mapping[str, torch.dtype] = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-MXFP4 = "MXFP4"
-"""Name of the dtype of 4-bit numbers that share a power of two in groups of 32; gpt-oss stores them as two tensors,
-NAME_blocks (..., groups, 16) and NAME_scales (..., groups). Only the first is listed, with the shape of its weights.
-"""
-
 MAX_HEADER = 100_000_000
 
 
@@ -56,7 +51,6 @@ class Checkpoint:
         self.entries: dict[str, TensorEntry] = {}
         for file in weight_files(folder):
             self.entries.update(read_header(file))
-        self._scales = join_mxfp4(self.entries)
         self._check_index()
         self._open: dict[Path, Any] = {}
 
@@ -85,17 +79,33 @@ class Checkpoint:
                 total[entry.dtype] = total.get(entry.dtype, 0) + entry.nbytes
         return DTYPES[max(total, key=lambda name: total[name])] if total else torch.float32
 
+    @property
+    def kind(self) -> str | None:
+        """What the weights are quantised in, in words; None for floats."""
+        return None
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether quantised weights that compiled passes do not keep are rounded, unless the user says otherwise."""
+        return self.kind is not None
+
+    def is_narrow(self, name: str) -> bool:
+        """Whether a tensor is stored in four bits a weight or fewer, in even steps."""
+        return False
+
+    def is_readable(self, name: str) -> bool:
+        """Whether `tensor` can give a tensor as floats."""
+        return self.entries[name].dtype in DTYPES
+
     def tensor(self, name: str) -> torch.Tensor:
-        """One tensor on the CPU as it is stored, mapped from the file where the platform allows; MXFP4 as bfloat16.
+        """One tensor on the CPU as it is stored, mapped from the file where the platform allows.
 
         Raises:
             UnsupportedModelError: a dtype that is no plain float.
             CheckpointError: the file cannot be read.
         """
         entry = self.entries[name]
-        if entry.dtype == MXFP4:
-            return from_mxfp4(self._mapped(name, entry.file), self._mapped(*self._scales[name]))
-        if entry.dtype not in DTYPES:
+        if not self.is_readable(name):
             raise UnsupportedModelError(
                 f"{self.folder}: {name} is stored as {entry.dtype}; quantised weights are not supported, use a float "
                 f"checkpoint"
@@ -116,35 +126,6 @@ class Checkpoint:
     def fill(self, name: str, out: torch.Tensor) -> None:
         """Copy one tensor into `out`, which has its shape; see `tensor`."""
         out.copy_(self.tensor(name))
-
-
-def join_mxfp4(entries: dict[str, TensorEntry]) -> dict[str, tuple[str, Path]]:
-    """Make one entry of each pair of blocks and scales; returns name and file of the scales by the entry's name."""
-    scales = {}
-    for name in [name for name in entries if name.endswith("_blocks")]:
-        blocks, factor = entries[name], f"{name.removesuffix('_blocks')}_scales"
-        if blocks.dtype == "U8" and factor in entries and blocks.shape == (*entries[factor].shape, 16):
-            rest = entries.pop(factor)
-            scales[name] = factor, rest.file
-            shape = (*blocks.shape[:-2], 32 * blocks.shape[-2])
-            entries[name] = TensorEntry(blocks.file, MXFP4, shape, blocks.nbytes + rest.nbytes)
-    return scales
-
-
-def from_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """bfloat16 weights (..., 32 * groups), exact. Each byte holds two numbers of sign, two bits of exponent and one of
-    mantissa, the first in its low half.
-
-    Source: OCP Microscaling Formats (MX) Specification 1.0.
-    """
-    size = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-    numbers = torch.tensor([*size, *(-value for value in size)], dtype=torch.bfloat16)
-    pairs = torch.stack((numbers.repeat(16), numbers.repeat_interleave(16)), -1)
-    out = torch.empty(*blocks.shape, 2, dtype=torch.bfloat16)
-    for part, block, scale in zip(out, blocks, scales, strict=True):
-        power = (scale.float() - 127).exp2().bfloat16()
-        torch.mul(pairs[block.int()], power[..., None, None], out=part)
-    return out.flatten(-3)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -1,4 +1,5 @@
-"""What the blocks of GGUF's quantised types mean, as float32, equal to `gguf.dequantize` bit for bit.
+"""What the blocks of GGUF's quantised types mean, as float32, equal to `gguf.dequantize` bit for bit, and those that
+checkpoints.block_types adds to them.
 
 The types that most files have are written out here in PyTorch, two to three times as fast as in NumPy by the package
 `gguf` (MIT), which reads the others. Products and sums stay apart, since a fused one would round differently.
@@ -6,9 +7,25 @@ The types that most files have are written out here in PyTorch, two to three tim
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
+
+from paceline.checkpoints.quantized_formats.bit_streams import FP4
+
+OWN_SIZES: Mapping[str, int] = {"INT4_ZEROS": 19, "FP4_HALVES": 20}
+"""Bytes of blocks that are not GGUF's."""
+
+
+@functools.cache
+def block_bytes(kind: str) -> int:
+    """Of a block."""
+    import gguf
+
+    if kind in OWN_SIZES:
+        return OWN_SIZES[kind]
+    return int(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1])
 
 
 def block_values(raw: torch.Tensor, kind: str) -> torch.Tensor:
@@ -24,11 +41,9 @@ def block_values(raw: torch.Tensor, kind: str) -> torch.Tensor:
 
     if kind in PLAIN:
         return raw.view(PLAIN[kind]).float()
-    number = gguf.GGMLQuantizationType[kind]
     if kind in BLOCKS:
-        _, size = gguf.GGML_QUANT_SIZES[number]
-        return BLOCKS[kind](raw.view(-1, size)).flatten()
-    return torch.from_numpy(gguf.quants.dequantize(raw.numpy(), number))
+        return BLOCKS[kind](raw.view(-1, block_bytes(kind))).flatten()
+    return torch.from_numpy(gguf.quants.dequantize(raw.numpy(), gguf.GGMLQuantizationType[kind]))
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
@@ -59,6 +74,15 @@ def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
 
 def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
     return _nibbles(blocks[:, 4:]).flatten(1).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _int4_zeros(blocks: torch.Tensor) -> torch.Tensor:
+    return _nibbles(blocks[:, 3:]).flatten(1).float().sub_(blocks[:, 2:3]).mul_(_half(blocks, 0))
+
+
+def _fp4_halves(blocks: torch.Tensor) -> torch.Tensor:
+    numbers = torch.tensor(FP4)[_nibbles(blocks[:, 4:]).int()]  # (n, 2, 16): the halves
+    return numbers.mul_(blocks[:, :4].contiguous().view(torch.float16).float()[..., None])
 
 
 def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
@@ -111,5 +135,7 @@ BLOCKS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "INT4_ZEROS": _int4_zeros,
+    "FP4_HALVES": _fp4_halves,
 }
 """Blocks (n, bytes) -> weights (n, ...)."""

@@ -154,8 +154,13 @@ class GgufCheckpoint(Checkpoint):
         self._places[stored] = _TensorSource(keys, values=values)
         self.entries[stored] = TensorEntry(tensor.path, "F32", shape, tensor.nbytes)
 
+    @property
+    def kind(self) -> str:
+        """See `Checkpoint`."""
+        return f"mostly {self.file.kind}"
+
     def is_narrow(self, name: str) -> bool:
-        """Whether a tensor is stored in four bits a weight or fewer."""
+        """See `Checkpoint`."""
         return self.file.is_narrow(self._places[name].source)
 
     def place(self, name: str) -> tuple[str, Path, int, npt.NDArray[np.int64]]:

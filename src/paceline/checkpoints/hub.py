@@ -19,10 +19,11 @@ from paceline.checkpoints.gguf_checkpoint import gguf_config
 from paceline.checkpoints.gguf_file import SPLIT, is_gguf, split_names
 from paceline.checkpoints.marian_checkpoint import marian_config
 from paceline.checkpoints.marian_file import marian_path
+from paceline.checkpoints.quantized_formats import find_format
 from paceline.checkpoints.tokenizer import read_json
 from paceline.checkpoints.unfinished import refuse_unfinished
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
-from paceline.utils import near_file, need, one_line, shortened
+from paceline.utils import near_file, need, one_line
 
 DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 NOT_DOWNLOADED = ("*/*", "consolidated*.safetensors", "README*", "LICENSE*")
@@ -44,8 +45,6 @@ CONDITIONAL = "ForConditionalGeneration"
 
 GGUF_FILE = "gguf_file (--gguf-file)"
 """The argument in Python, and the flag: errors are read in both places."""
-
-INSTEAD = "use a GGUF file of this model, or its bfloat16 checkpoint with quantization='int8' or 'int4'"
 
 
 def check_names(**names: object) -> None:
@@ -231,8 +230,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: no config.json, or not readable.
-        UnsupportedModelError: adapters, pickled or quantised weights, models that read more than text, or that do not
-            write text.
+        UnsupportedModelError: adapters, pickled weights, quantised ones in a format that is not read, models that read
+            more than text, or that do not write text.
     """
     if is_gguf(folder):
         return gguf_config(folder)
@@ -249,7 +248,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"the name of one as {GGUF_FILE}"
         )
     _refuse_kinds(folder, config)
-    _refuse_quantised(folder, config)
+    find_format(folder, config)
     headless = [name for name in _architectures(config) if name.endswith(HEADLESS)]
     if headless:
         raise UnsupportedModelError(
@@ -318,34 +317,3 @@ def _other_input(config: Mapping[str, Any], family: str) -> str:
 def _architectures(config: Mapping[str, Any]) -> list[str]:
     architectures = config.get("architectures")
     return [str(name) for name in architectures] if isinstance(architectures, list) else []
-
-
-def _is_readable(config: Mapping[str, Any], quantization: Mapping[str, Any]) -> bool:
-    """Whether quantised weights are read all the same: the MXFP4 of gpt-oss is multiplied out."""
-    return quantization.get("quant_method") == "mxfp4" and config.get("model_type") == "gpt_oss"
-
-
-def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
-    text = config.get("text_config")
-    for owner in (config, text if isinstance(text, Mapping) else {}):
-        for key in ("quantization_config", "compression_config"):
-            value = owner.get(key)
-            if value is not None and not isinstance(value, Mapping):
-                raise CheckpointError(
-                    f"{folder}/config.json: {key!r} must be an object, got {shortened(value)}; use the bfloat16 or "
-                    "float16 checkpoint, or remove the key if the weights are not quantised"
-                )
-            if value is not None and not _is_readable(owner, value):
-                method = value.get("quant_method") or (
-                    "bitsandbytes" if value.get("load_in_4bit") or value.get("load_in_8bit") else "?"
-                )
-                raise UnsupportedModelError(
-                    f"{folder} is quantised ({str(method).upper()}), which is not supported; {INSTEAD}"
-                )
-    for name, method in (
-        ("quantize_config.json", "GPTQ"),
-        ("quant_config.json", "AWQ"),
-        ("hf_quant_config.json", "ModelOpt"),
-    ):
-        if (folder / name).is_file():
-            raise UnsupportedModelError(f"{folder} is quantised ({method}, {name}), which is not supported; {INSTEAD}")

@@ -131,6 +131,11 @@ class AdaptedCheckpoint(Checkpoint):
         outputs, inputs = b[0], a[1]
         return (inputs, outputs) if factors.embedding else (outputs, inputs)
 
+    @property
+    def kind(self) -> str | None:
+        """That of the base model."""
+        return self.base.kind
+
     def dtype(self) -> torch.dtype:
         """That of the base model."""
         return self.base.dtype()

@@ -27,10 +27,11 @@ from typing import Any, Final
 
 import torch
 
-from paceline.checkpoints.checkpoint import DTYPES, MXFP4, Checkpoint
+from paceline.checkpoints.checkpoint import Checkpoint
 from paceline.checkpoints.families import spec_from_config, text_config
 from paceline.checkpoints.gguf_file import is_gguf
 from paceline.checkpoints.hub import read_config
+from paceline.checkpoints.quantized_formats import open_checkpoint
 from paceline.checkpoints.weights import PREFIX, load_weights
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import LayerSpec, ModelSpec
@@ -113,6 +114,10 @@ class _LayersAlone(Checkpoint):
         """See `Checkpoint.tensor`."""
         return self._base.tensor(self._names[name])
 
+    def is_readable(self, name: str) -> bool:
+        """See `Checkpoint`."""
+        return self._base.is_readable(self._names[name])
+
 
 def prediction_module(folder: Path) -> PredictionModule | None:
     """The first module in the files of a model; None where they hold none.
@@ -120,11 +125,12 @@ def prediction_module(folder: Path) -> PredictionModule | None:
     Raises:
         CheckpointError: files that are not whole, or no checkpoint.
         UnsupportedModelError: a module of a model that does not run natively, with layers that are not implemented, or
-            of quantised weights.
+            of weights in a format that is not read.
     """
     if is_gguf(folder):
         return None
-    checkpoint, config = Checkpoint(folder), text_config(read_config(folder))
+    whole = read_config(folder)
+    checkpoint, config = open_checkpoint(folder, whole), text_config(whole)
     names = {PREFIX.sub("", stored): stored for stored in checkpoint.entries}
     own = config.get("num_hidden_layers")
     for layout in LAYOUTS:
@@ -186,9 +192,10 @@ def _check(checkpoint: Checkpoint, d: int, parts: Mapping[str, str], layers: Ite
                 f"{checkpoint.folder}: {parts[part]} must have shape {wanted}, got {shape}; download it again"
             )
     for stored in (*parts.values(), *layers):
-        if (kind := checkpoint.entries[stored].dtype) not in (*DTYPES, MXFP4):
+        if not checkpoint.is_readable(stored):
             raise UnsupportedModelError(
-                f"{checkpoint.folder}: {stored} of a prediction module is stored as {kind}; quantised weights are not "
+                f"{checkpoint.folder}: {stored} of a prediction module is stored as "
+                f"{checkpoint.entries[stored].dtype}; such quantised weights are not "
                 "supported, use a float checkpoint"
             )
 

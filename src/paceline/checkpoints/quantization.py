@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
@@ -61,6 +62,9 @@ SHARES = (0.95, 0.9, 0.85)
 
 FOUND = 0.6
 """Error of a group, in steps (a tenth of one per weight), below which it was rounded to this grid before."""
+
+ERROR_ROWS: Final = 64
+"""Rows of a matrix by which `RoundingError` goes."""
 
 ZEROS, LOWEST_ZERO, HIGHEST_ZERO = 8, -8.0, 23.875
 """Parts of one in which zeros are kept, and the range that a byte has room for."""
@@ -252,3 +256,24 @@ def quantized_sizes(spec: ModelSpec, dtype: torch.dtype, form: Forms = "int8") -
         if target.name == "embed.weight" and spec.tied:
             sizes[target.name] += small
     return sizes
+
+
+@dataclass(slots=True)
+class RoundingError:
+    """How far rounded weights lie from those of the file.
+
+    Attributes:
+        share: root mean square of the error over that of the weights, in the first rows of the first matrix; None:
+            nothing was rounded.
+    """
+
+    share: float | None = None
+
+    def note(self, weight: torch.Tensor, made: Mapping[str, torch.Tensor]) -> None:
+        """Take what has become of a weight."""
+        for name, whole in made.items():
+            scale = made.get(scale_of(name))
+            if self.share is None and scale is not None and whole.dim() == 2 and not whole.is_meta:
+                wide = weight[:ERROR_ROWS].float()
+                near = values_of(whole[:ERROR_ROWS], scale[:ERROR_ROWS].float())
+                self.share = float((near - wide).norm() / wide.norm())

@@ -61,8 +61,9 @@ IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(vision_tower|multi_modal_projecto
 
 FOREIGN: Mapping[str, str] = {
     "lora_": "LoRA weights; give the folder of the adapter as lora=FOLDER beside its base model",
-    "qweight": "GPTQ or AWQ weights; use the checkpoint in bfloat16 or float16",
-    "weight_scale": "FP8 or other scaled weights; use the checkpoint in bfloat16 or float16",
+    "qweight": "GPTQ or AWQ weights, of which its configuration says nothing; download config.json again",
+    "weight_packed": "compressed-tensors weights, of which its configuration says nothing; download config.json again",
+    "weight_scale": "FP8 or other scaled weights, of which its configuration says nothing; download config.json again",
     "quant_state": "bitsandbytes weights; use the checkpoint in bfloat16 or float16",
 }
 
@@ -493,7 +494,7 @@ def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
     if len(found) < len(pieces):
         return spec
     head, embed = (names.read(name, piece) for name, piece in found)
-    if torch.equal(head, embed):
+    if torch.equal(head, embed.to(head.dtype)):
         return spec
     log.warning("%s: config.json ties head and embedding, but the files hold two; both are used", checkpoint.folder)
     return replace(spec, tied=False)

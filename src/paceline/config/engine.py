@@ -22,17 +22,11 @@ FORMATS: Final[Mapping[str, str]] = {
     "gguf": "leave it out, GGUF files are read as they are",
     "mxfp4": "leave it out, gpt-oss is read as it is",
     **dict.fromkeys(
-        (
-            "awq",
-            "awq_marlin",
-            "bitsandbytes",
-            "compressed-tensors",
-            "fp8",
-            "gptq",
-            "gptq_marlin",
-            "modelopt",
-            "torchao",
-        ),
+        ("awq", "awq_marlin", "compressed-tensors", "fp8", "gptq", "gptq_marlin", "modelopt"),
+        "leave it out, such checkpoints are read as they are; 'int8' and 'int4' round the weights of others",
+    ),
+    **dict.fromkeys(
+        ("bitsandbytes", "torchao"),
         "give 'int8' or 'int4', which round the weights of a bfloat16 checkpoint when they are loaded, or a GGUF file",
     ),
 }
@@ -84,11 +78,11 @@ class EngineConfig:
         choices=EXACTNESS,
     )  # fmt: skip
     quantization: str | None = option(
-        None, "int8 or int4 rounds the weights when they are loaded, none keeps them; default: none; GGUF files keep "
-        "their blocks where they can, else int8 or int4.", metavar="NAME", check=_check_quantization,
+        None, "int8 or int4 rounds the weights when they are loaded, none keeps them; default: none; quantised files "
+        "keep their numbers where they can, else int8 or int4.", metavar="NAME", check=_check_quantization,
     )  # fmt: skip
     activation_bits: int | None = option(
-        None, "8 or 16, of what the blocks of a GGUF file are multiplied with; default: 8.", check=_check_bits
+        None, "8 or 16, of what the numbers of a quantised file are multiplied with; default: 8.", check=_check_bits
     )
 
     def __post_init__(self) -> None:

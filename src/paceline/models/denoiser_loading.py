@@ -19,6 +19,7 @@ from paceline.checkpoints import (
     denoiser_spec,
     family_name,
     load_weights,
+    open_checkpoint,
     read_config,
     read_json,
     renamed,
@@ -96,7 +97,7 @@ def load_denoiser(
     spec = replace(spec, model=replace(spec.model, max_context=most))
     family = DENOISER_FAMILIES[str(family_name(config))]
     return NativeDenoiser(
-        spec, load_denoiser_weights(Checkpoint(folder), spec, family.names, device=target, dtype=wanted)
+        spec, load_denoiser_weights(open_checkpoint(folder, config), spec, family.names, device=target, dtype=wanted)
     )
 
 

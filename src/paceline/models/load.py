@@ -24,16 +24,21 @@ from paceline.checkpoints import (
     GgufCheckpoint,
     MarianCheckpoint,
     PackedFile,
+    QuantizedCheckpoint,
     Replacement,
+    RoundingError,
     block_rows,
     declared_dtype,
     file_keys,
+    find_format,
     has_source,
     is_gguf,
     layout,
     load_weights,
     marian_path,
+    open_checkpoint,
     quantized,
+    quantized_rows,
     read_config,
     resolve,
     sources,
@@ -68,7 +73,10 @@ ROUNDED: Mapping[frozenset[Form], str] = {
     frozenset({"int4"}): "int4",
     frozenset({"int8", "int4"}): "int4, and to int8 where that would lose much",
 }
-"""What the weights of a GGUF file become (benchmarks/gguf_files.py)."""
+"""What the weights of a quantised file become (benchmarks/gguf_files.py)."""
+
+MOST_OF_INT4 = 6
+"""Bits of a weight in blocks that are counted as int4."""
 
 
 def load_runner(
@@ -102,7 +110,7 @@ def load_runner(
         native: False takes the transformers fallback for every architecture.
         quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read
             (checkpoints.quantization).
-        activation_bits: 8 or 16, of the activations that a GGUF file's blocks are multiplied with; None: 8.
+        activation_bits: 8 or 16, of the activations that a quantised file's blocks are multiplied with; None: 8.
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
         head_rows: tokens that the head keeps (models.runners.remapped_tokens); all others have logits of -inf. None:
             all.
@@ -161,7 +169,7 @@ def _load(folder: Path, wanted: _LoadRequest, *, native: bool, code: bool) -> Ru
     spec = _native_spec(config, wanted.name) if native else None
     if spec is not None:
         return _native(folder, config, spec, wanted)
-    _refuse_fallback(wanted)
+    _refuse_fallback(folder, config, wanted)
     return _fallback(folder, config, wanted, code=code)
 
 
@@ -189,8 +197,13 @@ def _native_spec(config: Mapping[str, Any], name: str) -> ModelSpec | None:
         return None
 
 
-def _refuse_fallback(wanted: _LoadRequest) -> None:
+def _refuse_fallback(folder: Path, config: Mapping[str, Any], wanted: _LoadRequest) -> None:
     name = wanted.name
+    if (form := find_format(folder, config)) is not None:
+        raise UnsupportedModelError(
+            f"{name} is quantised ({form.label}), which the native runner alone reads; use the checkpoint that it was "
+            f"made from, or a model of a supported family"
+        )
     if wanted.head_rows is not None:
         raise UnsupportedModelError(
             f"{name}: a head of fewer rows needs the native runner; use a model of a supported family"
@@ -219,7 +232,7 @@ class _Plan:
         checkpoint: with the adapter, where there is one.
         spec: the stored model. wide: the same padded for compiled passes, or `spec` itself.
         tokens: rows of embedding and head that are tokens. rows: those that the head keeps; None for all.
-        blocks: matrices that stay as they lie in a GGUF file; None where none do.
+        blocks: matrices that keep the numbers of a file; None where none do.
         form: what the others are rounded to.
     """
 
@@ -235,9 +248,28 @@ class _Plan:
     @property
     def kinds(self) -> set[Form | None]:
         """Forms of the matrices."""
-        if self.blocks:
-            return {BLOCKS}
-        return _kinds(self.form)
+        if not self.blocks:
+            return _kinds(self.form)
+        return {BLOCKS, *self.left.values()}
+
+    @property
+    def left(self) -> dict[str, Form]:
+        """Matrices that are rounded beside blocks, and to what; nothing where there are no blocks."""
+        if not self.blocks or not isinstance(self.form, Mapping):
+            return {}
+        forms: dict[str, Form] = {**self.form, "head.weight": "int8"}
+        return {name: form for name, form in forms.items() if name not in self.blocks}
+
+    @property
+    def counted(self) -> Forms | None:
+        """The forms by which memory is counted: of blocks one with as many bits."""
+        if not self.blocks or not isinstance(self.form, Mapping):
+            return self.form
+        forms: dict[str, Form] = {
+            name: "int4" if 8 * rows.nbytes < MOST_OF_INT4 * len(rows) * rows.inputs else "int8"
+            for name, rows in self.blocks.items()
+        }
+        return {**self.form, **forms}
 
     @property
     def result(self) -> ModelSpec:
@@ -257,14 +289,15 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
     context = fit_context(
         plan.wide if plan.rows is None else replace(plan.wide, tied=False),
         name=wanted.name, dtype=plan.dtype, device=wanted.device, max_context=wanted.max_context,
-        quantization=plan.form,
+        quantization=plan.counted,
     )  # fmt: skip
-    packed = _packed(plan, wanted)
+    packed, error = _packed(plan, wanted), RoundingError()
     weights = load_weights(
         plan.checkpoint, plan.spec, device=wanted.device, dtype=plan.dtype,
-        instead=_instead(plan, shape_only=packed.found), elsewhere=(plan.blocks or {}).keys(),
+        instead=_instead(plan, error, shape_only=packed.found), elsewhere=(plan.blocks or {}).keys(),
         shape_only=MATRICES if packed.found else None,
     )  # fmt: skip
+    _tell(plan, wanted, error)
     runner = _started(plan, weights, packed, wanted, context)
     return runner if plan.rows is None else MappedRunner.of_head(runner, plan.rows)
 
@@ -289,15 +322,15 @@ def _refuse_with_encoder(wanted: _LoadRequest) -> None:
 
 
 def _planned(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _LoadRequest) -> _Plan:
-    checkpoint = _opened(folder)
+    checkpoint = _opened(folder, config)
     if declared_dtype(config) is None:
         spec = replace(spec, dtype=str(checkpoint.dtype()).removeprefix("torch."))
-    dtype = resolve_dtype(wanted.dtype, spec.dtype, wanted.device)
+    dtype = resolve_dtype(wanted.dtype, _usual_dtype(spec, checkpoint, wanted.device), wanted.device)
     spec = untie_if_different(checkpoint, spec)
     tokens = spec.vocab_size if wanted.tokens is None else min(wanted.tokens, spec.vocab_size)
     rows = None if wanted.head_rows is None else HeadRows.of(wanted.head_rows, tokens)
     blocks = _blocks(checkpoint, spec, wanted, dtype, HeadRows(np.arange(tokens), tokens) if rows is None else rows)
-    form = _form(checkpoint, spec, wanted, told=blocks is None)
+    form = _form(checkpoint, spec, wanted, kept=blocks is not None)
     if blocks is None:
         _check_activation_bits(wanted, form)
     if wanted.lora is not None:
@@ -309,11 +342,18 @@ def _planned(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _
     return _Plan(checkpoint, spec, wide, dtype, tokens, rows, blocks, form)
 
 
-def _opened(folder: Path) -> Checkpoint:
+def _usual_dtype(spec: ModelSpec, checkpoint: Checkpoint, device: torch.device) -> str:
+    """The checkpoint's dtype; of a quantised one in float16, which compiled passes do not take, bfloat16 on CPUs."""
+    return (
+        "bfloat16" if checkpoint.kind is not None and device.type == "cpu" and spec.dtype == "float16" else spec.dtype
+    )
+
+
+def _opened(folder: Path, config: Mapping[str, Any]) -> Checkpoint:
     if is_gguf(folder):
         return GgufCheckpoint(folder)
     marian = marian_path(folder)
-    return Checkpoint(folder) if marian is None else MarianCheckpoint(marian)
+    return open_checkpoint(folder, config) if marian is None else MarianCheckpoint(marian)
 
 
 def _started(plan: _Plan, weights: Weights, packed: PackedWeights, wanted: _LoadRequest, context: int) -> Runner:
@@ -340,19 +380,31 @@ def _started(plan: _Plan, weights: Weights, packed: PackedWeights, wanted: _Load
 def _blocks(
     checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, dtype: torch.dtype, head: HeadRows
 ) -> dict[str, BlockRows] | None:
-    """The matrices of a GGUF file where compiled passes multiply them as they are, else None.
+    """The matrices of a quantised file that compiled passes multiply as they are; None where there are none.
 
     Args:
         head: rows of the head, among those that are tokens.
     """
-    whole = wanted.quantization is None and wanted.lora is None and wanted.group_size is None
-    if not (whole and isinstance(checkpoint, GgufCheckpoint)) or padded_spec(spec) is not spec:
+    whole = wanted.quantization is None and wanted.lora is None and wanted.group_size is None and spec.encoder is None
+    if not whole or checkpoint.kind is None or padded_spec(spec) is not spec:
         return None
-    if not fits(spec, dtype, wanted.device, quantization=BLOCKS) or (rows := block_rows(checkpoint, spec)) is None:
+    if not fits(spec, dtype, wanted.device, quantization=BLOCKS):
         return None
+    if isinstance(checkpoint, GgufCheckpoint):
+        return _gguf_blocks(checkpoint, spec, head)
+    assert isinstance(checkpoint, QuantizedCheckpoint)
+    rows = quantized_rows(checkpoint, spec)
+    if "head.weight" in rows:
+        rows["head.weight"] = rows["head.weight"].take(head.kept)
+    beside = all(fits(spec, dtype, wanted.device, quantization=form) for form in ("int8", "int4"))
+    return rows if rows and beside else None
+
+
+def _gguf_blocks(checkpoint: GgufCheckpoint, spec: ModelSpec, head: HeadRows) -> dict[str, BlockRows] | None:
+    """All matrices of a file; None where blocks do not keep one."""
     from paceline.models.cpu.block_packing import can_pack
 
-    if not can_pack(rows, gated=spec.gated):
+    if (rows := block_rows(checkpoint, spec)) is None or not can_pack(rows, gated=spec.gated):
         return None
     return rows | {
         "embed.weight": rows["embed.weight"].take(np.arange(head.vocab_size)),
@@ -360,28 +412,46 @@ def _blocks(
     }
 
 
-def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, *, told: bool) -> Forms | None:
-    """What the weights are rounded to; said where `told`.
+def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, *, kept: bool) -> Forms | None:
+    """What the weights are rounded to.
 
-    Matrices of a GGUF file are by default: to int4 where it keeps all parts of one, else to int8.
+    Matrices of a quantised file are by default: to int4 where it keeps all parts of one, else to int8.
+
+    Args:
+        kept: blocks keep some.
     """
     if wanted.quantization is not None:
         return QUANTIZATIONS.get(wanted.quantization)
-    if not isinstance(checkpoint, GgufCheckpoint):
+    if checkpoint.kind is None or not (kept or checkpoint.is_rounded):
         return None
-    forms: dict[str, Form] = {
+    return {
         name: "int4" if all(checkpoint.is_narrow(name_stored) for name_stored in stored) else "int8"
         for name, stored in sources(checkpoint, spec).items()
         if MATRICES.match(name) and name != "head.weight"
     }
-    kind, which = checkpoint.file.kind, frozenset(forms.values())
-    if not told:
-        return forms
-    log.warning(
-        "%s: its weights (mostly %s) are rounded to %s; quantization='none' keeps them as they are, in bfloat16",
-        wanted.name, kind, ROUNDED[which],
-    )  # fmt: skip
-    return forms
+
+
+def _tell(plan: _Plan, wanted: _LoadRequest, error: RoundingError) -> None:
+    """Say what becomes of the numbers of a quantised file."""
+    kind = plan.checkpoint.kind
+    if kind is None or plan.form is None or wanted.quantization is not None:
+        return
+    loss = "" if error.share is None else f" (an error of {100 * error.share:.2g} %)"
+    if plan.blocks is None:
+        log.warning(
+            "%s: its weights (%s) are rounded to %s%s; quantization='none' keeps them as they are, in bfloat16",
+            wanted.name, kind, ROUNDED[frozenset(cast("set[Form]", _kinds(plan.form)))], loss,
+        )  # fmt: skip
+        return
+    left = {name: form for name, form in plan.left.items() if name != "head.weight"}
+    rounded = ["the head"] if len(left) < len(plan.left) else []
+    rounded += [f"{len(left)} matrices of the layers"] if left else []
+    if rounded:
+        log.warning(
+            "%s: its weights (%s) keep their numbers, but for %s, rounded to %s%s; quantization='none' keeps all as "
+            "they are, in bfloat16",
+            wanted.name, kind, " and ".join(rounded), ROUNDED[frozenset(plan.left.values())], loss,
+        )  # fmt: skip
 
 
 def _check_activation_bits(wanted: _LoadRequest, form: Forms | None) -> None:
@@ -393,7 +463,7 @@ def _check_activation_bits(wanted: _LoadRequest, form: Forms | None) -> None:
     if wanted.activation_bits not in {None, 16 if form else None}:
         kept = "rounded weights are multiplied with 16 bits" if form else "its weights are not rounded"
         raise UnsupportedModelError(
-            f"{wanted.name}: activation_bits={wanted.activation_bits} is for the blocks of GGUF files in compiled "
+            f"{wanted.name}: activation_bits={wanted.activation_bits} is for the blocks of quantised files in compiled "
             f"passes, here {kept}; leave it out"
         )
 
@@ -417,13 +487,13 @@ def _packed(plan: _Plan, wanted: _LoadRequest) -> PackedWeights:
     return PackedWeights(PackedFile(wanted.name, key))
 
 
-def _instead(plan: _Plan, *, shape_only: bool) -> Replacement:
+def _instead(plan: _Plan, error: RoundingError, *, shape_only: bool) -> Replacement:
     """What takes the place of each canonical weight: the tensors of a smaller head, padded, all rounded.
 
     Args:
-        shape_only: of matrices.
+        error: is told what is rounded. shape_only: of matrices.
     """
-    spec, rows, form = plan.spec, plan.rows, None if plan.blocks else plan.form
+    spec, rows, form = plan.spec, plan.rows, plan.form
     smaller = spec if rows is None else rows.spec(spec)
 
     def instead(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -432,9 +502,12 @@ def _instead(plan: _Plan, *, shape_only: bool) -> Replacement:
         for key, whole in parts if rows is None else rows.weights(name, weight, spec):
             part = whole.to("meta") if shape_only and MATRICES.match(key) else whole
             fitting = part if plan.wide is spec else padded(key, part, spec)
-            yield from (
-                [(key, fitting)] if form is None else quantized(key, fitting, smaller, form, shape_only=shape_only)
-            )
+            if form is None:
+                yield key, fitting
+            else:
+                made = dict(quantized(key, fitting, smaller, form, shape_only=shape_only))
+                error.note(fitting, made)
+                yield from made.items()
 
     return instead
 

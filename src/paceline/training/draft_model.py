@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 import torch
 from torch import Tensor, nn
 
-from paceline.checkpoints import Checkpoint, read_config
+from paceline.checkpoints import QUANTIZATION_KEYS, open_checkpoint, read_config
 from paceline.config import documented, option
 from paceline.errors import CapabilityError
 from paceline.models.heads import target_rows, write_folder
@@ -219,7 +219,8 @@ def shortened(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any
         for key, value in config.items()
         if isinstance(value, list) and len(value) == count and "layer" in key
     }
-    return {**config, **lists, "num_hidden_layers": len(layers)}
+    floats = {key: value for key, value in config.items() if key not in QUANTIZATION_KEYS}
+    return {**floats, **lists, "num_hidden_layers": len(layers)}
 
 
 def sliced(folder: Path, layers: Sequence[int]) -> tuple[nn.Module, tuple[nn.Module]]:
@@ -230,7 +231,8 @@ def sliced(folder: Path, layers: Sequence[int]) -> tuple[nn.Module, tuple[nn.Mod
     """
     from transformers import AutoConfig, AutoModel
 
-    config, stored = read_config(folder), Checkpoint(folder)
+    config = read_config(folder)
+    stored = open_checkpoint(folder, config)
     auto_config = AutoConfig.for_model(**shortened(config, layers))
     model = AutoModel.from_config(auto_config, dtype=torch.float32)
     place = {layer: number for number, layer in enumerate(layers)}
@@ -259,7 +261,7 @@ def embedding_of(embed: tuple[nn.Module], batch: Batch) -> Tensor:
 
 def with_layers(folder: Path, model: nn.Module) -> Tensors:
     """The weights of a checkpoint, with the layers and the final norm of a model in place of its own."""
-    stored = Checkpoint(folder)
+    stored = open_checkpoint(folder, read_config(folder))
     kept = {name: stored.tensor(name) for name in stored.entries if not LAYER.fullmatch(name)}
     return kept | {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
 

@@ -20,8 +20,8 @@ from paceline.models.cpu.tiles import STRIP
 from paceline.models.cpu.vectors import I8, I64, Builder, Int, Nothing, Value, load_at, lowered, read, store_at
 from paceline.utils import part_of_compiled
 
-(Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K) = range(8)
-SIZES = (18, 20, 22, 24, 34, 144, 176, 210)
+(Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, INT4_ZEROS, MXFP4, FP4_HALVES) = range(11)
+SIZES = (18, 20, 22, 24, 34, 144, 176, 210, 19, 17, 20)
 """Bytes of a block in a file."""
 BITS = tuple(kind.bits for kind in KINDS.values())
 SCALE_BYTES = tuple(kind.scale_bytes for kind in KINDS.values())
@@ -51,7 +51,7 @@ def _numbers(kind: int, row: int, group: int, numbers: int) -> None:
     """The 32 numbers of a group, a byte each."""
     if kind == Q8_0:
         copy_bytes(row + group * SIZES[Q8_0] + 2, numbers, GROUP)
-    elif kind < Q4_K:
+    elif kind < Q4_K or kind >= INT4_ZEROS:
         low = row + (group + 1) * SIZES[kind] - 16
         for i in range(GROUP // 2):
             put_byte(numbers + i, byte_at(low + i) & 15)
@@ -72,7 +72,7 @@ def _numbers(kind: int, row: int, group: int, numbers: int) -> None:
 def _add_upper_bits(kind: int, place: int, group: int, numbers: int) -> None:
     """The bits above the fourth; `place`: of a K-quant's block, else of the lower bits."""
     within = group & 7
-    for i in range(0 if kind in (Q4_0, Q4_1, Q4_K) else GROUP):
+    for i in range(0 if kind in (Q4_0, Q4_1, Q4_K) or kind >= INT4_ZEROS else GROUP):
         if kind == Q6_K:
             upper = (byte_at(place + 128 + (within >> 2) * 32 + i) >> (2 * (within & 3))) & 3
         elif kind == Q5_K:
@@ -106,10 +106,14 @@ def _put_numbers(kind: int, numbers: int, target: int, lane: int) -> None:
 def _put_scales(kind: int, row: int, group: int, target: int, lane: int) -> None:
     """The scales of a group and output, where they are the group's own."""
     block, within = row + (group >> 3) * SIZES[kind], group & 7
-    if kind < Q4_K:
+    if kind == MXFP4:
+        copy_bytes(row + group * SIZES[kind], target + lane, 1)
+    elif kind < Q4_K or kind >= INT4_ZEROS:
         copy_bytes(row + group * SIZES[kind], target + 2 * lane, 2)
-        if kind in (Q4_1, Q5_1):
+        if kind in (Q4_1, Q5_1, FP4_HALVES):
             copy_bytes(row + group * SIZES[kind] + 2, target + 2 * LANES + 2 * lane, 2)
+        elif kind == INT4_ZEROS:
+            put_byte(target + 2 * LANES + lane, byte_at(row + group * SIZES[kind] + 2))
     elif kind == Q6_K:
         copy_bytes(block + 192 + 2 * within, target + 2 * lane, 2)
     elif within < 4:
@@ -194,8 +198,8 @@ def pack_strips(rows: BlockRows, pages: Pages) -> torch.Tensor:
     Raises:
         ValueError: a strip of rows of several types.
     """
-    groups, kinds = rows.inputs // GROUP, kinds_of_strips(rows)
-    begins = np.array([source.ctypes.data for source in rows.sources])
+    groups, kinds, sources = rows.inputs // GROUP, kinds_of_strips(rows), rows.read()
+    begins = np.array([source.ctypes.data for source in sources])
     addresses = np.where(rows.places[:, 0] < 0, 0, begins[rows.places[:, 0]] + rows.places[:, 1])
     starts = _starts(kinds, rows.inputs)
     whole = pages.take(int(starts[-1]))

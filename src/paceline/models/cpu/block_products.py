@@ -1,4 +1,4 @@
-"""Products of GGUF's quantised blocks with activations of one byte; whole numbers are summed exactly.
+"""Products of quantised blocks with activations of one byte; whole numbers are summed exactly.
 
 Weights keep the numbers and scales of their file (models.cpu.blocks). Activations are rounded to signed bytes, with a
 float32 scale for every 32 inputs; where they shall have two bytes, what that loses is a row of its own. In each lane of
@@ -13,20 +13,31 @@ width of vectors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
 
-from paceline.models.cpu.blocks import GROUP, KINDS, LANES, BlockKind, Scales
+from paceline.models.cpu.block_groups import (
+    BYTES,
+    F32L,
+    I32L,
+    ONE_STEP,
+    PAIRS,
+    READY,
+    SIGNED,
+    Groups,
+    GroupScales,
+    ReadyGroups,
+    all_lanes,
+    pairs_summed,
+    splat_lanes,
+)
+from paceline.models.cpu.blocks import GROUP, KINDS, LANES, Scales
 from paceline.models.cpu.matrix_unit import TILE_ROWS, GroupTiles, has_matrix_unit
-from paceline.models.cpu.processor import features
 from paceline.models.cpu.tiles import AHEAD, STRIP, prefetch
 from paceline.models.cpu.vectors import (
     F32V,
-    FLOAT,
     I8,
     I16,
     I32,
@@ -49,6 +60,7 @@ from paceline.models.cpu.vectors import (
     lowered,
     maximum,
     mul,
+    read,
     read_float,
     stack_memory,
     store,
@@ -59,26 +71,11 @@ from paceline.models.cpu.vectors import (
 from paceline.models.cpu.vectors import LANES as WIDE
 from paceline.utils import part_of_compiled
 
-ONE_STEP: Final = bool(features().get("avx512vnni") or features().get("avxvnni"))
-"""The processor multiplies four pairs of bytes of each lane in one instruction."""
-
-PAIRED: Final = bool(features().get("avx2"))
-"""It multiplies two, and sums of 16 bits."""
-
-SIGNED: Final = PAIRED and not ONE_STEP
-"""Numbers of 8 bits stay signed: their signs go to the activations."""
-
 MAX_ROWS: Final = 8 if LANES == 16 else 4
 """Rows of activations whose sums stay in registers."""
 
-VECTOR: Final = 4 * LANES
-"""Bytes of four inputs of all outputs of a sub-strip."""
-
 LINES: Final = 2
 """That each such group and pass of rows fetches of the groups behind, in steps so small that two passes fetch all."""
-
-READY: Final = (GROUP // 4 + 4) * VECTOR
-"""Bytes of a group that many rows take, see `_Ready`."""
 
 AT_ONCE: Final = 32
 """Most groups that are ready at a time, a multiple of 8: with some rows of activations they fit into the first-level
@@ -91,8 +88,6 @@ the group's numbers stand for, two sums of 16 numbers as 16 bits.
 """
 
 MATRIX_UNIT, SUBS = has_matrix_unit(), STRIP // LANES
-F32L, I32L = (ir.VectorType(lane, LANES) for lane in (FLOAT, I32))
-PAIRS, BYTES = ir.VectorType(I16, 2 * LANES), ir.VectorType(I8, 4 * LANES)
 
 
 def row_pitch(inputs: int) -> int:
@@ -101,172 +96,16 @@ def row_pitch(inputs: int) -> int:
     return (-(-groups * (GROUP + PER_GROUP) // 128) * 2 + 1) * 64
 
 
-def _all(value: int) -> Value:
-    return ir.Constant(I32L, [value] * LANES)
-
-
-def _splat(builder: Builder, scalar: Value) -> Value:
-    empty = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
-    first = builder.insert_element(empty, scalar, ir.Constant(I32, 0))
-    return builder.shuffle_vector(first, empty, ir.Constant(I32L, [0] * LANES))
-
-
-def _fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
-    return call_named(builder, f"llvm.fma.v{LANES}f32", F32L, a, b, c)
-
-
-def _halves(builder: Builder, address: Value, offset: int = 0) -> Value:
-    """Emit float32 lanes of float16 in memory."""
-    return builder.fpext(load_at(builder, address, ir.VectorType(ir.HalfType(), LANES), offset), F32L)
-
-
-def _pairs_summed(builder: Builder, a: Value, b: Value) -> Value:
-    """Emit a.even * b.even + a.odd * b.odd of lanes of signed 16-bit pairs, int32."""
-    a, b = builder.bitcast(a, PAIRS), builder.bitcast(b, PAIRS)
-    if PAIRED:
-        name = "llvm.x86.avx512.pmaddw.d.512" if LANES == 16 else "llvm.x86.avx2.pmadd.wd"
-        return call_named(builder, name, I32L, a, b)
-    whole = [builder.sext(operand, ir.VectorType(I32, 2 * LANES)) for operand in (a, b)]
-    both = builder.mul(*whole)
-    empty = ir.Constant(both.type, ir.Undefined)
-    parts = [
-        builder.shuffle_vector(both, empty, ir.Constant(I32L, list(range(first, 2 * LANES, 2)))) for first in (0, 1)
-    ]
-    return builder.add(*parts)
-
-
 def _four_summed(builder: Builder, sums: Value, unsigned: Value, signed: Value) -> Value:
     """Emit sums + the products of four unsigned and four signed bytes of each lane, int32."""
     if ONE_STEP:
         name = f"llvm.x86.avx512.vpdpbusd.{32 * LANES}"
         return call_named(builder, name, I32L, sums, unsigned, signed)
     for place in range(4):
-        byte = builder.and_(builder.lshr(unsigned, _all(8 * place)), _all(255))
-        other = builder.ashr(builder.shl(signed, _all(24 - 8 * place)), _all(24))
+        byte = builder.and_(builder.lshr(unsigned, all_lanes(8 * place)), all_lanes(255))
+        other = builder.ashr(builder.shl(signed, all_lanes(24 - 8 * place)), all_lanes(24))
         sums = builder.add(sums, builder.mul(byte, other))
     return sums
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupScales:
-    """What a group of a sub-strip is multiplied by.
-
-    Attributes:
-        factor: of its sum. offset: of what its activations stand for, or None.
-        halves: int16 pairs (first half, second half) of inputs: what each half's sum is multiplied by, or None.
-        zero: int16 pairs by which the activations' sums of both halves are multiplied and then taken away, or None.
-    """
-
-    factor: Value
-    offset: Value | None = None
-    halves: tuple[Value, Value] | None = None
-    zero: Value | None = None
-
-
-class _Groups:
-    """Reads groups of a kind of blocks."""
-
-    def __init__(self, builder: Builder, kind: BlockKind) -> None:
-        self.builder, self.kind = builder, kind
-
-    def places(self, weights: Value, index: Value) -> tuple[Value, Value]:
-        """Emit the addresses of what eight groups have in common, and of a group."""
-        builder, kind = self.builder, self.kind
-        size = ir.Constant(I64, kind.group_bytes)
-        if not kind.header_bytes:
-            at = builder.add(weights, builder.mul(index, size))
-            return at, at
-        above = builder.mul(builder.lshr(index, ir.Constant(I64, 3)), ir.Constant(I64, kind.super_bytes))
-        above = builder.add(weights, above)
-        within = builder.mul(builder.and_(index, ir.Constant(I64, 7)), size)
-        return above, builder.add(builder.add(above, within), ir.Constant(I64, kind.header_bytes))
-
-    def scales(self, above: Value, at: Value) -> _GroupScales:
-        builder, kind = self.builder, self.kind
-        if kind.scales is Scales.SIXTEENTHS:
-            pairs = builder.sext(load_at(builder, at, ir.VectorType(I8, 2 * LANES)), PAIRS)
-            whole = builder.bitcast(pairs, I32L)
-            low, high = builder.and_(whole, _all(0xFFFF)), builder.lshr(whole, _all(16))
-            halves = [builder.or_(part, builder.shl(part, _all(16))) for part in (low, high)]
-            zero = builder.shl(pairs, ir.Constant(PAIRS, [5] * (2 * LANES)))
-            return _GroupScales(_halves(builder, above), halves=(halves[0], halves[1]), zero=zero)
-        if kind.scales is Scales.SUPER:
-            small = [
-                builder.uitofp(load_at(builder, at, ir.VectorType(I8, LANES), part * LANES), F32L) for part in (0, 1)
-            ]
-            offset = builder.fmul(_halves(builder, above, 2 * LANES), small[1])
-            return _GroupScales(builder.fmul(_halves(builder, above), small[0]), builder.fneg(offset))
-        if kind.scales is Scales.OFFSETS:
-            return _GroupScales(_halves(builder, at), _halves(builder, at, 2 * LANES))
-        factor = _halves(builder, at)
-        if kind.bits < 8:
-            return _GroupScales(factor, builder.fmul(factor, ir.Constant(F32L, [-kind.zero] * LANES)))
-        return _GroupScales(factor, zero=None if SIGNED else _all(kind.zero * 0x0001_0001))
-
-    def numbers(self, at: Value) -> Iterator[Value]:
-        """Emit the numbers of each four inputs of all outputs, step by step."""
-        builder, kind = self.builder, self.kind
-        at, low, vector = builder.add(at, ir.Constant(I64, kind.scale_bytes)), _all(0x0F0F0F0F), None
-        above = [load_at(builder, at, I32L, (4 + i) * VECTOR) for i in range(kind.bits - 4 if kind.bits < 8 else 0)]
-        for step in range(GROUP // 4):
-            if kind.bits == 8:
-                whole = load_at(builder, at, I32L, step * VECTOR)
-                yield whole if SIGNED else builder.xor(whole, _all(-0x7F7F7F80))
-                continue
-            if step % 2 == 0:
-                vector = load_at(builder, at, I32L, step // 2 * VECTOR)
-                number = builder.and_(vector, low)
-            else:
-                number = builder.and_(builder.lshr(vector, _all(4)), low)
-            if kind.bits == 5:
-                number = builder.or_(number, builder.and_(_moved(builder, above[0], 4 - step), _all(0x10101010)))
-            if kind.bits == 6:
-                upper = _moved(builder, above[step // 4], 4 - 2 * (step % 4))
-                number = builder.or_(number, builder.and_(upper, _all(0x30303030)))
-            yield number
-
-    def added(self, group: _GroupScales, place: Value, before: Value, whole: Value) -> Value:
-        """Emit a row's sums with those of a group, int32, and what lies at `place` of its activations."""
-        builder = self.builder
-        if group.zero is not None:
-            both = _splat(builder, load_at(builder, place, I32, 8))
-            whole = builder.sub(whole, _pairs_summed(builder, both, group.zero))
-        factor = builder.fmul(group.factor, _splat(builder, load_at(builder, place, FLOAT)))
-        after = _fused(builder, builder.sitofp(whole, F32L), factor, before)
-        if group.offset is not None:
-            after = _fused(builder, group.offset, _splat(builder, load_at(builder, place, FLOAT, 4)), after)
-        return after
-
-
-class _Ready(_Groups):
-    """Reads groups whose numbers are a byte each already, and whose scales are float32.
-
-    A group's vectors: the numbers of each four inputs, the factor, and what else its scales have.
-    """
-
-    def write(self, target: Value, group: _GroupScales, numbers: Iterable[Value]) -> None:
-        """Emit the stores of a group."""
-        rest = [part for part in (group.offset, *(group.halves or ()), group.zero) if part is not None]
-        for place, vector in enumerate([*numbers, group.factor, *rest]):
-            store_at(self.builder, target, vector, place * VECTOR)
-
-    def places(self, weights: Value, index: Value) -> tuple[Value, Value]:
-        at = self.builder.add(weights, self.builder.mul(index, ir.Constant(I64, READY)))
-        return self.builder.add(at, ir.Constant(I64, GROUP // 4 * VECTOR)), at
-
-    def scales(self, above: Value, at: Value) -> _GroupScales:
-        factor, *whole = [
-            load_at(self.builder, above, kind, i * VECTOR) for i, kind in enumerate((F32L, I32L, I32L, I32L))
-        ]
-        if self.kind.scales is Scales.SIXTEENTHS:
-            return _GroupScales(factor, halves=(whole[0], whole[1]), zero=whole[2])
-        if self.kind.bits < 8:
-            return _GroupScales(factor, self.builder.bitcast(whole[0], F32L))
-        return _GroupScales(factor, zero=None if SIGNED else whole[0])
-
-    def numbers(self, at: Value) -> Iterator[Value]:
-        for step in range(GROUP // 4):
-            yield load_at(self.builder, at, I32L, step * VECTOR)
 
 
 class _BlockLoop:
@@ -276,7 +115,7 @@ class _BlockLoop:
         lines: of memory ahead that each group fetches.
     """
 
-    def __init__(self, builder: Builder, groups: _Groups, rows: int, lines: int) -> None:
+    def __init__(self, builder: Builder, groups: Groups, rows: int, lines: int) -> None:
         self.builder, self.groups, self.kind, self.rows, self.lines = builder, groups, groups.kind, rows, lines
 
     def emit(
@@ -322,27 +161,31 @@ class _BlockLoop:
         whole = self._sums(at, rows, group)
         return [self.groups.added(group, *parts) for parts in zip(places, sums, whole, strict=True)]
 
-    def _sums(self, at: Value, rows: list[Value], group: _GroupScales) -> list[Value]:
-        """Emit int32 sums of products of every row."""
+    def _sums(self, at: Value, rows: list[Value], group: GroupScales) -> list[list[Value]]:
+        """Emit int32 sums of products of every row, see `Groups.added`."""
         if SIGNED:
             return self._sums_of_pairs(at, rows, group)
         builder = self.builder
-        sums = [_all(0)] * len(rows)
-        halves = [_all(0)] * len(rows)
+        sums = [all_lanes(0)] * len(rows)
+        halves, firsts = [all_lanes(0)] * len(rows), list[Value]()
         for step, number in enumerate(self.groups.numbers(at)):
             for i, row in enumerate(rows):
-                four = _splat(builder, load_at(builder, row, I32, 4 * step))
+                four = splat_lanes(builder, load_at(builder, row, I32, 4 * step))
                 halves[i] = _four_summed(builder, halves[i], number, four)
             if group.halves is not None and step % 4 == 3:
-                factor = builder.ashr(group.halves[step // 4], _all(16))
+                factor = builder.ashr(group.halves[step // 4], all_lanes(16))
                 sums = [builder.add(total, builder.mul(half, factor)) for total, half in zip(sums, halves, strict=True)]
-                halves = [_all(0)] * len(rows)
-        return halves if group.halves is None else sums
+                halves = [all_lanes(0)] * len(rows)
+            if group.second is not None and step == 3:
+                firsts, halves = halves, [all_lanes(0)] * len(rows)
+        if group.second is not None:
+            return [list(pair) for pair in zip(firsts, halves, strict=True)]
+        return [[whole] for whole in (halves if group.halves is None else sums)]
 
-    def _sums_of_pairs(self, at: Value, rows: list[Value], group: _GroupScales) -> list[Value]:
+    def _sums_of_pairs(self, at: Value, rows: list[Value], group: GroupScales) -> list[list[Value]]:
         """The same by sums of 16 bits, widened before they could overflow."""
-        builder, room = self.builder, {4: 8, 5: 4, 6: 2, 8: 1}[self.kind.bits]
-        sums: list[Value | None] = [None] * len(rows)
+        builder, room = self.builder, {4: 8, 5: 4, 6: 2, 8: 1}[self.kind.number_bits]
+        sums = [list[Value]() for _ in rows]
         pairs: list[Value | None] = [None] * len(rows)
         for step, number in enumerate(self.groups.numbers(at)):
             unsigned = builder.bitcast(number, BYTES)
@@ -351,22 +194,18 @@ class _BlockLoop:
                     builder, f"llvm.abs.v{4 * LANES}i8", BYTES, unsigned, ir.Constant(ir.IntType(1), 0)
                 )
             for i, row in enumerate(rows):
-                four = builder.bitcast(_splat(builder, load_at(builder, row, I32, 4 * step)), BYTES)
+                four = builder.bitcast(splat_lanes(builder, load_at(builder, row, I32, 4 * step)), BYTES)
                 if self.kind.bits == 8:
                     four = call_named(builder, "llvm.x86.avx2.psign.b", BYTES, four, builder.bitcast(number, BYTES))
                 two = call_named(builder, "llvm.x86.avx2.pmadd.ub.sw", PAIRS, unsigned, four)
                 pairs[i] = two if pairs[i] is None else builder.add(pairs[i], two)
             if step % room == room - 1:
-                factor = _all(0x0001_0001) if group.halves is None else group.halves[step // 4]
-                wide = [_pairs_summed(builder, pair, factor) for pair in pairs]
-                sums = [new if old is None else builder.add(old, new) for old, new in zip(sums, wide, strict=True)]
+                factor = all_lanes(0x0001_0001) if group.halves is None else group.halves[step // 4]
+                wide = [pairs_summed(builder, pair, factor) for pair in pairs]
+                for whole, new in zip(sums, wide, strict=True):
+                    whole.append(builder.add(whole.pop(), new) if whole and group.second is None else new)
                 pairs = [None] * len(rows)
-        return [total for total in sums if total is not None]
-
-
-def _moved(builder: Builder, lanes: Value, left: int) -> Value:
-    """Emit lanes shifted to the left, or right."""
-    return builder.shl(lanes, _all(left)) if left > 0 else builder.lshr(lanes, _all(-left)) if left else lanes
+        return sums
 
 
 @lowered(Nothing, *[Int] * 8, outlined=True)
@@ -383,7 +222,7 @@ def _accumulate_blocks(
             block = builder.append_basic_block()
             switch.add_case(ir.Constant(I64, 16 * form.number + count), block)
             builder.position_at_end(block)
-            loop = _BlockLoop(builder, _Groups(builder, form), count, -(-form.group_bytes // 64))
+            loop = _BlockLoop(builder, Groups(builder, form), count, -(-form.group_bytes // 64))
             ahead = builder.add(weights, ir.Constant(I64, AHEAD))
             loop.emit(weights, groups, x, scales, stride, sums, ahead, ir.Constant(I64, form.group_bytes))
             builder.branch(done)
@@ -392,14 +231,14 @@ def _accumulate_blocks(
 
 @lowered(Nothing, *[Int] * 4, outlined=True)
 def _make_ready(builder: Builder, kind: Value, weights: Value, groups: Value, target: Value) -> Any:
-    """Groups of a sub-strip as `_Ready` reads them."""
+    """Groups of a sub-strip as `ReadyGroups` reads them."""
     done = builder.append_basic_block()
     switch = builder.switch(kind, done)
     for form in KINDS.values():
         block = builder.append_basic_block()
         switch.add_case(ir.Constant(I64, form.number), block)
         builder.position_at_end(block)
-        source, ready = _Groups(builder, form), _Ready(builder, form)
+        source, ready = Groups(builder, form), ReadyGroups(builder, form)
         with counted(builder, groups) as index:
             above, at = source.places(weights, index)
             ready.write(ready.places(target, index)[1], source.scales(above, at), source.numbers(at))
@@ -409,18 +248,18 @@ def _make_ready(builder: Builder, kind: Value, weights: Value, groups: Value, ta
 
 @lowered(Nothing, *[Int] * 10, outlined=True)
 def _accumulate_ready(
-    builder: Builder, bits: Value, rows: Value, ready: Value, groups: Value, x: Value, scales: Value, stride: Value,
-    sums: Value, ahead: Value, pitch: Value,
+    builder: Builder, ready_form: Value, rows: Value, ready: Value, groups: Value, x: Value, scales: Value,
+    stride: Value, sums: Value, ahead: Value, pitch: Value,
 ) -> Any:  # fmt: skip
     """Add groups that are ready to sums (rows, 64 float32 apart) of up to MAX_ROWS rows; see `_BlockLoop`."""
     done = builder.append_basic_block()
-    switch = builder.switch(builder.add(builder.mul(bits, ir.Constant(I64, 16)), rows), done)
-    for form in {kind.bits: kind for kind in KINDS.values()}.values():
+    switch = builder.switch(builder.add(builder.mul(ready_form, ir.Constant(I64, 16)), rows), done)
+    for form in {kind.ready: kind for kind in KINDS.values()}.values():
         for count in range(1, MAX_ROWS + 1):
             block = builder.append_basic_block()
-            switch.add_case(ir.Constant(I64, 16 * form.bits + count), block)
+            switch.add_case(ir.Constant(I64, 16 * form.ready + count), block)
             builder.position_at_end(block)
-            loop = _BlockLoop(builder, _Ready(builder, form), count, LINES)
+            loop = _BlockLoop(builder, ReadyGroups(builder, form), count, LINES)
             loop.emit(ready, groups, x, scales, stride, sums, ahead, pitch)
             builder.branch(done)
     builder.position_at_end(done)
@@ -432,20 +271,20 @@ def _stack_room(builder: Builder) -> Value:
     return stack_memory(builder, AT_ONCE * READY)
 
 
-class _BlockTiles(_Groups):
+class _BlockTiles(Groups):
     """The loop over groups of all sub-strips of a strip by the matrix unit, for a kind and up to TILE_ROWS rows."""
 
     def emit(
         self, rows: Value, weights: Value, size: Value, groups: Value, x: Value, scales: Value, stride: Value,
         sums: Value,
     ) -> None:  # fmt: skip
-        builder, halved = self.builder, self.kind.scales is Scales.SIXTEENTHS
+        builder, halved = self.builder, self.kind.scales in (Scales.SIXTEENTHS, Scales.HALVES)
         units = [GroupTiles(builder, rows, stride) for _ in range(2 if halved else 1)]
         steps = GROUP // 4
         for half, unit in enumerate(units):
             for step in range(steps if halved else 0):
                 if step // (steps // 2) != half:
-                    unit.put(step, [_all(0)] * SUBS)
+                    unit.put(step, [all_lanes(0)] * SUBS)
         starts = [builder.add(weights, builder.mul(size, ir.Constant(I64, sub))) for sub in range(SUBS)]
         with counted(builder, groups) as index:
             groups_of_subs = []
@@ -464,17 +303,14 @@ class _BlockTiles(_Groups):
                 row_sums = builder.add(sums, builder.mul(row, ir.Constant(I64, 4 * STRIP)))
                 products = [unit.products(row) for unit in units]
                 for sub, group in enumerate(groups_of_subs):
-                    whole = products[0][sub]
+                    wholes = [of_unit[sub] for of_unit in products]
                     if group.halves is not None:
-                        parts = [builder.ashr(half, _all(16)) for half in group.halves]
-                        both = [
-                            builder.mul(unit_products[sub], part)
-                            for unit_products, part in zip(products, parts, strict=True)
-                        ]
-                        whole = builder.add(*both)
+                        parts = [builder.ashr(half, all_lanes(16)) for half in group.halves]
+                        both = [builder.mul(whole, part) for whole, part in zip(wholes, parts, strict=True)]
+                        wholes = [builder.add(*both)]
                     at = 4 * LANES * sub
                     store_at(
-                        builder, row_sums, self.added(group, place, load_at(builder, row_sums, F32L, at), whole), at
+                        builder, row_sums, self.added(group, place, load_at(builder, row_sums, F32L, at), wholes), at
                     )
 
 
@@ -499,7 +335,7 @@ def _accumulate_tiles(
 
 GROUP_BYTES = tuple(kind.group_bytes for kind in KINDS.values())
 HEADER_BYTES = tuple(kind.header_bytes for kind in KINDS.values())
-BITS = tuple(kind.bits for kind in KINDS.values())
+READY_FORMS = tuple(kind.ready for kind in KINDS.values())
 
 
 @part_of_compiled
@@ -547,7 +383,7 @@ def _accumulate_rows(
         for turn in range(passes):
             take, row = (rows - done + passes - turn - 1) // (passes - turn), done * stride
             _accumulate_ready(
-                BITS[kind], take, ready, count, x + row + at * GROUP, scales + row + at * PER_GROUP, stride,
+                READY_FORMS[kind], take, ready, count, x + row + at * GROUP, scales + row + at * PER_GROUP, stride,
                 sums + done * (4 * STRIP), following + turn * count * pitch, pitch,
             )  # fmt: skip
             done += take
@@ -576,6 +412,20 @@ def _store_sums(builder: Builder, address: Value, low: Value, high: Value) -> No
         store_at(builder, address, builder.fptosi(value, I16), offset)
 
 
+@lowered(Int)
+def _group_room(builder: Builder) -> Value:
+    """The address of room for the activations of a group, while the function runs."""
+    return stack_memory(builder, 4 * GROUP)
+
+
+@part_of_compiled
+def _gathered(source: int, order: int, room: int) -> int:
+    """Address of 32 numbers, each from where `order` says, in bytes behind `source`."""
+    for i in range(GROUP):
+        write_float(room + 4 * i, read_float(source + read(order + 8 * i)))
+    return room
+
+
 @part_of_compiled
 def _put_group(low: Any, high: Any, target: int, beside: int) -> tuple[Any, Any]:
     """The numbers and the record of 32 activations; returns what they lose."""
@@ -593,20 +443,25 @@ def _put_group(low: Any, high: Any, target: int, beside: int) -> tuple[Any, Any]
 
 
 @part_of_compiled
-def to_signed_bytes(source: int, size: int, target: int, dim: int, outer: int, inner: int, rest: int) -> None:
+def to_signed_bytes(
+    source: int, size: int, target: int, dim: int, outer: int, inner: int, rest: int, order: int
+) -> None:
     """One row of float32, zero from `size` to the end of its group, as `block_sums` takes it.
 
     With `inner` above 1 the source holds heads of `dim` numbers in the order (inner, outer), the result (outer, inner).
+    Where `order` is not 0, it is the address of (size,) int64, the bytes before each number in the source.
     What rounding to bytes loses goes to `rest` as one more row, unless that is 0. Where a value is not finite, the
     first scale is NaN.
     """
     groups, zero = (size + GROUP - 1) // GROUP, broadcast(np.float32(0.0))
-    odd, beside = zero, target + groups * GROUP
+    odd, beside, room = zero, target + groups * GROUP, _group_room()
     for i in range(groups):
         at = source + 128 * i
         if inner > 1:
             head, within = GROUP * i // dim, GROUP * i % dim
             at = source + 4 * ((head % inner * outer + head // inner) * dim + within)
+        if order != 0:
+            at = _gathered(source, order + 8 * GROUP * i, room)
         low, high = load(at), load(at + 64)
         odd = fma(low, zero, fma(high, zero, odd))
         lost = _put_group(low, high, target + GROUP * i, beside + PER_GROUP * i)

@@ -1,4 +1,4 @@
-"""How weights of GGUF's quantised types lie in memory for models.cpu.block_products: with the numbers of their file.
+"""How weights of quantised files lie in memory for models.cpu.block_products: with the numbers of their file.
 
 A strip of 64 outputs is sub-strips of LANES outputs, each with all its inputs in groups of 32. A group begins with its
 scales; then come the numbers: vectors of four bytes for each output, whose low and high halves are inputs 8j .. 8j + 3
@@ -28,6 +28,9 @@ class Scales(Enum):
 
     ALONE = "a float16 scale"
     OFFSETS = "a float16 scale and a float16 offset"
+    ZEROS = "a float16 scale and a byte, the number that stands for 0"
+    POWERS = "a byte, the exponent of a power of two"
+    HALVES = "a float16 scale for each half"
     SUPER = "two bytes, times the float16 scale and less the float16 offset of eight groups"
     SIXTEENTHS = "a signed byte for each half, times the float16 scale of eight groups"
 
@@ -40,18 +43,32 @@ class BlockKind:
         number: in compiled code.
         bits: of a number.
         scales: see `Scales`.
-        zero: the number that stands for 0, where there are no offsets.
+        zero: the number that stands for 0, where scales do not say it. table: the numbers that four bits stand for,
+            where these are codes.
     """
 
     number: int
     bits: int
     scales: Scales
     zero: int = 0
+    table: tuple[int, ...] = ()
+
+    @property
+    def number_bits(self) -> int:
+        """Of the numbers that are multiplied."""
+        return max(self.table).bit_length() if self.table else self.bits
+
+    @property
+    def ready(self) -> int:
+        """What tells kinds apart once their numbers are bytes and their scales float32."""
+        return 7 if self.scales is Scales.HALVES else self.number_bits
 
     @property
     def scale_bytes(self) -> int:
         """Of a group."""
-        return {Scales.ALONE: 2, Scales.OFFSETS: 4, Scales.SUPER: 2, Scales.SIXTEENTHS: 2}[self.scales] * LANES
+        sizes = {Scales.ALONE: 2, Scales.OFFSETS: 4, Scales.ZEROS: 3, Scales.SUPER: 2, Scales.SIXTEENTHS: 2,
+                 Scales.POWERS: 1, Scales.HALVES: 4}  # fmt: skip
+        return sizes[self.scales] * LANES
 
     @property
     def header_bytes(self) -> int:
@@ -74,6 +91,9 @@ class BlockKind:
         return (groups * self.group_bytes + groups * GROUP // SUPER * self.header_bytes) * (64 // LANES)
 
 
+E2M1: Final = (12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)
+"""Twice the 4-bit floats of each code, above 12."""
+
 KINDS: Final[Mapping[str, BlockKind]] = {
     "Q4_0": BlockKind(0, 4, Scales.ALONE, 8),
     "Q4_1": BlockKind(1, 4, Scales.OFFSETS),
@@ -83,4 +103,7 @@ KINDS: Final[Mapping[str, BlockKind]] = {
     "Q4_K": BlockKind(5, 4, Scales.SUPER),
     "Q5_K": BlockKind(6, 5, Scales.SUPER),
     "Q6_K": BlockKind(7, 6, Scales.SIXTEENTHS, 32),
+    "INT4_ZEROS": BlockKind(8, 4, Scales.ZEROS),
+    "MXFP4": BlockKind(9, 4, Scales.POWERS, 12, E2M1),
+    "FP4_HALVES": BlockKind(10, 4, Scales.HALVES, 12, E2M1),
 }

@@ -245,7 +245,7 @@ def _inner(frame: int, layer: int, me: int, team: int) -> None:
         if kind != prepared:
             if prepared >= 0:
                 when_prepared(frame, team, read(frame + at.ROWS))  # rows that threads share give way to others
-            x, prepared = normed_rows(frame, me, team, read(layer + at.MLP_NORM), kind), kind
+            x, prepared = normed_rows(frame, me, team, read(layer + at.MLP_NORM), kind, 0), kind
         gathered = _gathered(frame, me, x, rows + 8 * first, stop - first)
         steps = steps_of(kind, read(frame + at.HIDDEN))
         strips = (read(record + at.EXPERT_INNER) + each - 1) // each
@@ -286,7 +286,7 @@ def _outer(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
         x, pitch = read(frame + at.INNER) + first * inner_pitch, inner_pitch
         if kind >= BYTES:
             converted = own_rows(frame, me)
-            convert_rows(frame, kind, x, pitch, inner, converted, 0, stop - first, False)
+            convert_rows(frame, kind, x, pitch, inner, converted, 0, stop - first, False, 0)
             x, pitch = converted, read(frame + at.NORMED_PITCH)
         weights, bias, steps = read(record + at.EXPERT_DOWN), read(record + at.EXPERT_DOWN_BIAS), steps_of(kind, inner)
         for strip in range(begin, end):

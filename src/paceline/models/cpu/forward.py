@@ -192,7 +192,7 @@ def head_inputs(frame: int, me: int, team: int) -> int:
         target = spare if kind >= BYTES else x + row * pitch
         norm_or_copy(frame, source, weight, target, kind == DOT)
         if kind >= BYTES:
-            convert_row(kind, spare, hidden, x + row * pitch, pitch)
+            convert_row(kind, spare, hidden, x + row * pitch, pitch, 0)
     when_prepared(frame, team, rows)
     return x
 
@@ -258,7 +258,7 @@ def attention(frame: int, layer: int, me: int, team: int, rounded: bool) -> None
     project(
         frame, me, team, read(layer + at.O_WEIGHT), read(layer + at.O_KIND), read(layer + at.O_BIAS),
         read(frame + at.ATTENDED), read(frame + at.ATTENDED_PITCH), read(frame + at.ATTENDED_SIZE),
-        read(layer + at.POST_ATTENTION_NORM), rounded, True,
+        read(layer + at.POST_ATTENTION_NORM), rounded, True, read(layer + at.O_ORDER),
     )  # fmt: skip
     wait_for_all(frame, team)
 

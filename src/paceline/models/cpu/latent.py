@@ -34,7 +34,7 @@ def _normed_latents(frame: int, layer: int, me: int, team: int, kind: int) -> in
         x, out = read(frame + at.PROJECTED) + row * read(frame + at.PROJECTED_PITCH), target + row * pitch
         scaled_norm(x, size, weight, epsilon, spare if kind >= BYTES else out, kind == DOT)
         if kind >= BYTES:
-            convert_row(kind, spare, size, out, pitch)
+            convert_row(kind, spare, size, out, pitch, 0)
     when_prepared(frame, team, rows)
     return target
 

@@ -242,37 +242,42 @@ def when_prepared(frame: int, team: int, rows: int) -> None:
 
 
 @part_of_compiled
-def convert_row(kind: int, source: int, size: int, target: int, pitch: int) -> None:
-    """One row of float32 in whole numbers, for a kind of product."""
+def convert_row(kind: int, source: int, size: int, target: int, pitch: int, order: int) -> None:
+    """One row of float32 in whole numbers, for a kind of product; `order`: see `to_signed_bytes`, 0 but for BLOCKS."""
     if kind >= BLOCKS:
-        to_signed_bytes(source, size, target, 0, 0, 0, target + pitch // 2 if kind == FINE_BLOCKS else 0)
+        to_signed_bytes(source, size, target, 0, 0, 0, target + pitch // 2 if kind == FINE_BLOCKS else 0, order)
     else:
         to_bytes(source, size, target, pitch, kind == NIBBLES)
 
 
 @part_of_compiled
 def convert_rows(
-    frame: int, kind: int, source: int, pitch: int, size: int, target: int, first: int, stop: int, heads: bool
+    frame: int, kind: int, source: int, pitch: int, size: int, target: int, first: int, stop: int, heads: bool,
+    order: int,
 ) -> None:  # fmt: skip
-    """Rows first .. stop - 1; with `heads`, those that attention leaves, for BLOCKS in the order of their file."""
+    """Rows first .. stop - 1; with `heads`, those that attention leaves, for BLOCKS in the order of their file, unless
+    `order` says another.
+    """
     normed_pitch, dim, keys = read(frame + at.NORMED_PITCH), read(frame + at.HEAD_DIM), read(frame + at.KV_HEADS)
-    each = read(frame + at.HEADS) // keys if heads and read(frame + at.LATENT) == 0 else 0
+    each = read(frame + at.HEADS) // keys if heads and read(frame + at.LATENT) == 0 and order == 0 else 0
     for row in range(first, stop):
         if kind >= BLOCKS:
             to = target + row * normed_pitch
             to_signed_bytes(
-                source + row * pitch, size, to, dim, keys, each, to + normed_pitch // 2 if kind == FINE_BLOCKS else 0
-            )
+                source + row * pitch, size, to, dim, keys, each,
+                to + normed_pitch // 2 if kind == FINE_BLOCKS else 0, order,
+            )  # fmt: skip
         else:
-            convert_row(kind, source + row * pitch, size, target + row * normed_pitch, normed_pitch)
+            convert_row(kind, source + row * pitch, size, target + row * normed_pitch, normed_pitch, 0)
 
 
 @part_of_compiled
 def as_bytes(
-    frame: int, me: int, team: int, kind: int, source: int, pitch: int, rows: int, size: int, heads: bool
+    frame: int, me: int, team: int, kind: int, source: int, pitch: int, rows: int, size: int, heads: bool,
+    order: int,
 ) -> int:  # fmt: skip
     """Address of rows of float32 in whole numbers, for a kind of product; see `convert_rows`."""
     target, first, stop = share_of(frame, me, team, rows)
-    convert_rows(frame, kind, source, pitch, size, target, first, stop, heads)
+    convert_rows(frame, kind, source, pitch, size, target, first, stop, heads, order)
     when_prepared(frame, team, rows)
     return target

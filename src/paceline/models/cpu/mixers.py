@@ -77,7 +77,7 @@ def _projected(
     frame: int, layer: int, me: int, team: int, weights: int, kind: int, bias: int, size: int, target: int, pitch: int
 ) -> None:  # fmt: skip
     """All normed rows times a matrix, as float32 rows of whole strips."""
-    x, inputs = normed_rows(frame, me, team, read(layer + at.ATTENTION_NORM), kind), read(frame + at.HIDDEN)
+    x, inputs = normed_rows(frame, me, team, read(layer + at.ATTENTION_NORM), kind, 0), read(frame + at.HIDDEN)
     _multiplied(
         frame, me, team, weights, kind, bias, x, read(frame + at.NORMED_PITCH), inputs, size, target, pitch
     )  # fmt: skip
@@ -322,7 +322,7 @@ def compiled_mixers() -> Any:
                 project(
                     frame, me, team, read(mixer + at.MIX_OUT), read(mixer + at.MIX_OUT_KIND),
                     read(mixer + at.MIX_OUT_BIAS), read(frame + at.READ), read(frame + at.READ_PITCH),
-                    read(mixer + at.MIX_OUT_SIZE), 0, rounded, False,
+                    read(mixer + at.MIX_OUT_SIZE), 0, rounded, False, 0,
                 )  # fmt: skip
             wait_for_all(frame, team)
 

@@ -66,6 +66,8 @@ FIELD = 8
     ATTENTION_NORM, QKV_WEIGHT, QKV_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, POST_ATTENTION_NORM,
     MLP_NORM, GATE_UP_WEIGHT, GATE_UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, POST_MLP_NORM,
     QKV_KIND, O_KIND, GATE_UP_KIND, DOWN_KIND,  # kinds of product
+    # (inputs,) bytes before the float32 that each number of a row belongs to, or 0: in order
+    QKV_ORDER, O_ORDER, GATE_UP_ORDER, DOWN_ORDER,
     # latent attention, else 0: norms, the second map to queries and its kind, and what each head has
     LATENT_NORM, QUERY_NORM, QUERY_WEIGHT, QUERY_KIND, TO_LATENT, TO_VALUES,
     SINKS,  # (heads,) float32 over the attention's scale, or 0
@@ -82,7 +84,7 @@ FIELD = 8
     SUM_NORM, MLP_SUM_NORM,  # norms of the residual stream behind attention and behind the MLP, or 0
     MIXER, STATES,  # address of the mixer's record, or 0, and of what it keeps of each sequence of the pass
     LAYER_FIELDS,
-) = range(0, 44 * FIELD, FIELD)  # fmt: skip
+) = range(0, 48 * FIELD, FIELD)  # fmt: skip
 
 (
     MIX_KIND, MIX_DELTA,  # models.cpu.mixers; 1 where states are written by the delta rule

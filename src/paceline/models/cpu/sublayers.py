@@ -80,8 +80,8 @@ def norm_or_copy(frame: int, x: int, weight: int, target: int, half: bool) -> No
 
 
 @part_of_compiled
-def normed_rows(frame: int, me: int, team: int, weight: int, kind: int) -> int:
-    """Address of all rows, normed, for a kind of product."""
+def normed_rows(frame: int, me: int, team: int, weight: int, kind: int, order: int) -> int:
+    """Address of all rows, normed, for a kind of product; `order`: see `models.cpu.block_products.to_signed_bytes`."""
     rows, pitch = read(frame + at.ROWS), read(frame + at.NORMED_PITCH)
     target, first, stop = share_of(frame, me, team, rows)
     spare = own_rows(frame, me) + read(frame + at.SPARE)
@@ -89,7 +89,7 @@ def normed_rows(frame: int, me: int, team: int, weight: int, kind: int) -> int:
         x = read(frame + at.X) + row * read(frame + at.X_PITCH)
         if kind >= BYTES:
             norm_or_copy(frame, x, weight, spare, False)
-            convert_row(kind, spare, read(frame + at.HIDDEN), target + row * pitch, pitch)
+            convert_row(kind, spare, read(frame + at.HIDDEN), target + row * pitch, pitch, order)
         else:
             norm_or_copy(frame, x, weight, target + row * pitch, kind == DOT)
     when_prepared(frame, team, rows)
@@ -194,7 +194,7 @@ def put_inner(frame: int, sums: int, target: int, rows: int) -> None:
 def qkv(frame: int, layer: int, me: int, team: int) -> None:
     """Queries, keys and values of all rows, or what latent attention makes them of."""
     kind = read(layer + at.QKV_KIND)
-    x = normed_rows(frame, me, team, read(layer + at.ATTENTION_NORM), kind)
+    x = normed_rows(frame, me, team, read(layer + at.ATTENTION_NORM), kind, read(layer + at.QKV_ORDER))
     sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     target, pitch = read(frame + at.PROJECTED), read(frame + at.PROJECTED_PITCH)
     outputs, to_source = read(frame + at.PROJECTED_SIZE), read(layer + at.SOURCE_ATTENTION) == 1
@@ -244,13 +244,18 @@ def norm_all_heads(frame: int, layer: int, me: int, team: int) -> None:
 @part_of_compiled
 def project(
     frame: int, me: int, team: int, weights: int, kind: int, bias: int, x: int, pitch: int, inputs: int, norm: int,
-    rounded: bool, heads: bool,
+    rounded: bool, heads: bool, order: int,
 ) -> None:  # fmt: skip
-    """A projection back to the residual stream, normed where `norm` is not 0; `heads`: of attention's output."""
+    """A projection back to the residual stream, normed where `norm` is not 0.
+
+    Args:
+        heads: of attention's output. order: of its inputs, see `models.cpu.block_products.to_signed_bytes`.
+    """
     sums, rows = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(frame + at.ROWS)
     strips, steps = (read(frame + at.HIDDEN) + STRIP - 1) // STRIP, steps_of(kind, inputs)
     if kind >= BYTES:
-        x, pitch = as_bytes(frame, me, team, kind, x, pitch, rows, inputs, heads), read(frame + at.NORMED_PITCH)
+        x = as_bytes(frame, me, team, kind, x, pitch, rows, inputs, heads, order)
+        pitch = read(frame + at.NORMED_PITCH)
     for strip in range(strips * me // team, strips * (me + 1) // team):
         strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, rows, sums)
         add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
@@ -262,7 +267,7 @@ def project(
 def gate_up(frame: int, layer: int, me: int, team: int) -> None:
     """The MLP's inner activations of all rows."""
     kind = read(layer + at.GATE_UP_KIND)
-    x = normed_rows(frame, me, team, read(layer + at.MLP_NORM), kind)
+    x = normed_rows(frame, me, team, read(layer + at.MLP_NORM), kind, read(layer + at.GATE_UP_ORDER))
     sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     rows, bias = read(frame + at.ROWS), read(layer + at.GATE_UP_BIAS)
     each = STRIP // 2 if read(frame + at.GATED) == 1 else STRIP
@@ -281,5 +286,5 @@ def down(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
     project(
         frame, me, team, read(layer + at.DOWN_WEIGHT), read(layer + at.DOWN_KIND), read(layer + at.DOWN_BIAS),
         read(frame + at.INNER), read(frame + at.INNER_PITCH), read(frame + at.INTERMEDIATE),
-        read(layer + at.POST_MLP_NORM), rounded, False,
+        read(layer + at.POST_MLP_NORM), rounded, False, read(layer + at.DOWN_ORDER),
     )  # fmt: skip

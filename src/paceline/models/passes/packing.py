@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from paceline.checkpoints import GROUP, Blocks
+from paceline.checkpoints import GROUP, BlockRows, Blocks, stacked
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import BY_HEAD, ROTATED, WHOLE
 from paceline.models.cpu.attention_strips import BLOCK, CHUNK, ITEM, QUERIES
@@ -56,6 +56,11 @@ MIXER_VECTORS = {
     "skip": at.MIX_SKIP,
     "norm.weight": at.MIX_NORM,
 }
+ORDERS = {
+    at.QKV_WEIGHT: at.QKV_ORDER, at.O_WEIGHT: at.O_ORDER, at.GATE_UP_WEIGHT: at.GATE_UP_ORDER,
+    at.DOWN_WEIGHT: at.DOWN_ORDER,
+}  # fmt: skip
+"""Where a layer's record has a matrix -> where it has the order of its inputs."""
 
 ROWS = 256
 """Most rows of one pass; more are fed in several."""
@@ -83,7 +88,7 @@ class Packing:
 
     Args:
         kind: of the products with matrices that are not quantised.
-        blocks: matrices that are packed as they lie in a file, and are not among the weights.
+        blocks: matrices that are packed with the numbers of a file, and are not among the weights.
         packed: makes the matrices, or has them; then those among the weights may be on the meta device.
         activation_bits: 8 or 16, of the activations that blocks are multiplied with.
     """
@@ -100,7 +105,7 @@ class Packing:
         activation_bits: int,
     ) -> None:
         self._spec, self._weights, self._order, self._kind = spec, weights, head_order(shape), kind
-        self._blocks, self._packed = blocks, packed
+        self._blocks, self._packed = dict(blocks), packed
         self._kind_of_blocks = FINE_BLOCKS if activation_bits == 16 else BLOCKS
         self.kept: list[torch.Tensor | RecordTable] = []
 
@@ -165,8 +170,8 @@ class Packing:
 
     def _stack_gates(self, name: str) -> None:
         """Gates behind queries, keys and values, as rows of one matrix."""
-        if (rows := self._blocks.get(f"{name}qkv.weight")) is not None:
-            self._blocks = {**self._blocks, f"{name}qkv.weight": rows.and_then(self._blocks[f"{name}attn_gate.weight"])}
+        if (rows := self._blocks.pop(f"{name}attn_gate.weight", None)) is not None:
+            self._blocks[f"{name}qkv.weight"] = stacked(self._blocks[f"{name}qkv.weight"], rows)
         for kind in ("weight", "scale", "bias"):
             if (gates := self._take(f"{name}attn_gate.{kind}")) is not None:
                 self._weights[f"{name}qkv.{kind}"] = torch.cat([self._weights[f"{name}qkv.{kind}"], gates])
@@ -253,9 +258,8 @@ class Packing:
         self.kept.append(records)
         for part, (strips, kind, offsets) in EXPERT_PARTS.items():
             paired = part == "gate_up" and self._spec.gated
-            for index, (weight, scale, bias) in enumerate(self._experts(name, part)):
-                fields = {
-                    strips: self._matrix(weight, scale, paired=paired), kind: self._kind_of(weight),
+            for index, (matrix, bias) in enumerate(self._experts(name, part, kind, strips)):
+                fields = matrix | {
                     offsets: self._vector(bias, paired=paired),
                     at.EXPERT_INNER: moe.intermediate if index < moe.experts else moe.shared,
                 }  # fmt: skip
@@ -265,14 +269,33 @@ class Packing:
             at.EXPERT_RECORDS: records.address,
         }  # fmt: skip
 
-    def _experts(self, layer: str, part: str) -> Iterator[tuple[torch.Tensor, Maybe, Maybe]]:
-        """One matrix, its scale and bias, of all experts and then of the MLP beside them."""
-        name = f"{layer}experts.{part}"
-        stack, scales, biases = self._weights.pop(name), self._take(f"{name}.scale"), self._take(f"{name}.bias")
+    def _experts(self, layer: str, part: str, kind: int, place: int) -> Iterator[tuple[dict[int, int], Maybe]]:
+        """One matrix, as fields `kind` and `place`, and the bias of all experts and then of the MLP beside them."""
+        name, paired = f"{layer}experts.{part}", part == "gate_up" and self._spec.gated
+        biases = self._take(f"{name}.bias")
+        for index, matrix in enumerate(self._expert_matrices(name, kind, place, paired=paired)):
+            yield matrix, None if biases is None else biases[index]
+        if f"{layer}shared.{part}.weight" in self._weights.keys() | self._blocks.keys():
+            yield self._product(f"{layer}shared.{part}", kind, place, paired=paired), None
+
+    def _expert_matrices(self, name: str, kind: int, place: int, *, paired: bool) -> Iterator[dict[int, int]]:
+        assert self._spec.moe is not None
+        if (rows := self._blocks.get(name)) is not None:
+            for numbers in np.split(np.arange(len(rows)), self._spec.moe.experts):
+                yield self._packed_blocks(rows.take(numbers), kind, place, paired=paired)
+            return
+        stack, scales = self._weights.pop(name), self._take(f"{name}.scale")
         for index, weight in enumerate(stack):
-            yield weight, None if scales is None else scales[index], None if biases is None else biases[index]
-        if f"{layer}shared.{part}.weight" in self._weights:
-            yield *self._take_matrix(f"{layer}shared.{part}"), None
+            scale = None if scales is None else scales[index]
+            yield {kind: self._kind_of(weight), place: self._matrix(weight, scale, paired=paired)}
+
+    def _packed_blocks(self, rows: BlockRows, kind: int, place: int, *, paired: bool) -> dict[int, int]:
+        """The fields `kind` and `place` of a matrix in blocks."""
+        ordered = in_strips(rows, paired=paired)
+        strips = self._packed.matrix(lambda pages: pack_strips(ordered, pages))
+        table = strip_table(ordered, strips)
+        self.kept += [table, strips]
+        return {kind: self._kind_of_blocks, place: table.data_ptr()}
 
     def ends(self) -> dict[int, int]:
         """The fields of the frame that hold the final norm and the head."""
@@ -299,17 +322,24 @@ class Packing:
                 `pack`.
         """
         if (rows := self._blocks.get(f"{name}.weight")) is not None:
-            ordered = in_strips(rows if order is None else rows.take(order.numpy()), paired=paired)
-            strips = self._packed.matrix(lambda pages: pack_strips(ordered, pages))
-            table = strip_table(ordered, strips)
-            self.kept += [table, strips]
-            return {kind: self._kind_of_blocks, place: table.data_ptr()}
+            taken = rows if order is None else rows.take(order.numpy())
+            matrix = self._packed_blocks(taken, kind, place, paired=paired)
+            return matrix | self._input_order(rows, place, heads=heads)
         weight, scale = self._take_matrix(name)
         if order is not None:
             weight, scale = weight[order], None if scale is None else scale[order]
         if heads:
             weight, scale = self._by_group(weight, scale)
         return {kind: self._kind_of(weight), place: self._matrix(weight, scale, paired=paired)}
+
+    def _input_order(self, rows: BlockRows, place: int, *, heads: bool) -> dict[int, int]:
+        """The field that says in which order a layer's matrix takes its inputs, if in another; see `_product`."""
+        if rows.columns is None:
+            return {}
+        columns = torch.from_numpy(rows.columns)
+        table = 4 * (self._order.argsort()[columns] if heads else columns)
+        self.kept.append(table)
+        return {ORDERS[place]: table.data_ptr()}
 
     def _kind_of(self, weight: torch.Tensor) -> int:
         return {torch.int8: BYTES, torch.uint8: NIBBLES}.get(weight.dtype, self._kind)

@@ -39,8 +39,14 @@ SCALES: Mapping[str, tuple[tuple[int, float], ...]] = {
     "Q4_K": ((0, 4.2e-4), (2, 3.2e-3)),
     "Q5_K": ((0, 2.1e-4), (2, 3.2e-3)),
     "Q6_K": ((208, 4.7e-5),),
+    "INT4_ZEROS": ((0, 0.0136),),
+    "MXFP4": (),
+    "FP4_HALVES": ((0, 0.0195), (2, 0.0195)),
 }
 """Of each type of blocks the float16 numbers, by their place, with which random bytes are weights of a usual size."""
+
+ZERO_BYTES: Mapping[str, tuple[int, int]] = {"INT4_ZEROS": (2, 7), "MXFP4": (0, 121)}
+"""Likewise a byte and its value."""
 
 Weights = dict[str, torch.Tensor]
 
@@ -113,6 +119,9 @@ def blocks_agree(kind: str) -> bool:
             raw.view(-1, row_bytes(kind, TYPES[kind]))[:, place : place + 2] = (
                 torch.tensor([value]).half().view(torch.uint8)
             )
+        if kind in ZERO_BYTES:
+            place, value = ZERO_BYTES[kind]
+            raw.view(-1, row_bytes(kind, TYPES[kind]))[:, place] = value
         weights[name] = block_values(raw.flatten(), kind).view(outputs, inputs)
         if name != "embed.weight":
             places = np.array([(0, row * raw.shape[1], NAMES.index(kind)) for row in range(outputs)])

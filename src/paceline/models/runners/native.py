@@ -369,7 +369,7 @@ def _describe(
     forms = f"-{quantization}" if quantization else ""
     if blocks:
         forms = f"-{'+'.join(kinds_of(blocks))}-a{activation_bits}"
-    read = sum(rows.nbytes for key, rows in blocks.items() if key != "embed.weight")
+    read = sum(int(rows.nbytes * _share_read(spec, key)) for key, rows in blocks.items() if key != "embed.weight")
     return ModelInfo(
         name=name,
         family=spec.family,
@@ -395,15 +395,13 @@ def _dynamic_border(spec: ModelSpec) -> int | None:
 
 def bytes_read(spec: ModelSpec, weights: Mapping[str, torch.Tensor]) -> int:
     """Bytes of weights that one pass of one row reads: all but the embedding (unless tied) and the experts left out."""
-    total = 0
-    for name, weight in weights.items():
-        share = 1.0
-        if name == "embed.weight" and (not spec.tied or is_quantized(weights)):
-            continue
-        if ".experts." in name and spec.moe is not None:
-            share = spec.moe.top_k / spec.moe.experts
-        total += int(weight.nbytes * share)
-    return total
+    beside_head = "embed.weight" if not spec.tied or is_quantized(weights) else ""
+    return sum(int(weight.nbytes * _share_read(spec, name)) for name, weight in weights.items() if name != beside_head)
+
+
+def _share_read(spec: ModelSpec, name: str) -> float:
+    """Of a weight, how much a pass of one row reads."""
+    return spec.moe.top_k / spec.moe.experts if spec.moe is not None and ".experts." in name else 1.0
 
 
 def fingerprint(spec: ModelSpec, dtype: torch.dtype) -> str:
