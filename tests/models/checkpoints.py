@@ -794,9 +794,9 @@ def oracle(name: str) -> Any:
         made = case.oracle()
         model = made(made.config_class(**{**SIZES, **case.new}, attn_implementation="eager"))
     else:
-        config = AutoConfig.for_model(case.model_type, **{**SIZES, **case.new})
+        config = AutoConfig.for_model(case.model_type, **{**SIZES, **case.new}, attn_implementation="eager")
         if case.model_type == "mistral4":  # which has no automatic class
-            model = Mistral4ForCausalLM._from_config(config, attn_implementation="eager")
+            model = Mistral4ForCausalLM(config)
         else:
             model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     return perturb(model.float().eval())

@@ -83,10 +83,10 @@ class GgufCheckpoint(Checkpoint):
         self._architecture = _architecture(self.file)
         self._places: dict[str, _TensorSource] = {}
         self.entries: dict[str, TensorEntry] = {}
-        layers = _layers_of(self.file)
+        layers = _layers_before_others(self.file)
         for name in self.file.tensors:
             block = FORMED.match(name)
-            if block is None or int(block[1]) < layers:  # others predict further tokens
+            if block is None or layers is None or int(block[1]) < layers:  # others predict further tokens
                 self._add(name)
 
     def _add(self, name: str) -> None:
@@ -489,14 +489,16 @@ def _architecture(file: GgufFile) -> Architecture:
     return MIXTRAL if name == "llama" and file.get("expert_count") else ARCHITECTURES[name]
 
 
-def _layers_of(file: GgufFile) -> int:
-    """How many layers the model has, without those behind them that predict further tokens."""
-    return file.number("block_count") - file.number("nextn_predict_layers", 0)
+def _layers_before_others(file: GgufFile) -> int | None:
+    """How many layers come before those that predict further tokens; None where there are none of these."""
+    further = file.number("nextn_predict_layers", 0)
+    return file.number("block_count") - further if further else None
 
 
 SIZES: Mapping[str, str] = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
@@ -531,7 +533,6 @@ def gguf_config(path: Path) -> Metadata:
     sizes |= {
         "model_type": architecture.model_type,
         "vocab_size": embedding.shape[0],
-        "num_hidden_layers": _layers_of(file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
@@ -539,6 +540,8 @@ def gguf_config(path: Path) -> Metadata:
         **_rotary(file, architecture),
         **architecture.extra(file),
     }
+    if (layers := _layers_before_others(file)) is not None:
+        sizes["num_hidden_layers"] = layers
     refuse_unread(file)
     return sizes
 
