@@ -111,8 +111,8 @@ def written_by_name(config: Mapping[str, Any], folder: Path) -> Path:
     for target in targets(spec_from_config(config)):
         for piece in target.recipes[0]:
             weight = 0.02 * torch.randn(piece.shape)
-            if len(piece.shape) == 1:
-                weight += 0.0 if piece.names[0].endswith("bias") else 1.0
+            if piece.names[0].endswith(("norm.weight", "subln.weight")):
+                weight += 1.0
             tensors[piece.names[0]] = weight.to(torch.bfloat16)
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
