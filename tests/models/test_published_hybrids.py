@@ -173,14 +173,8 @@ def test_compiled_passes_do_not_cover_phi_4_mini_flash() -> None:
     assert unsupported(replace(plain, wide_sums=False), torch.bfloat16, cpu) is None
 
 
-@pytest.mark.parametrize("name", ["Mamba-Codestral-7B", "Nemotron-Nano-9B-v2"])
-def test_layers_of_one_part_are_not_for_compiled_passes(name: str) -> None:
-    spec = spec_from_config(CONFIGS[name][0])
-    assert unsupported(spec, torch.float32, torch.device("cpu")) == "layers without an MLP, or that are one alone"
-
-
-@pytest.mark.parametrize("name", ["Bamba-9B", "Granite-4.0-H-1B"])
-def test_layers_of_a_mixer_and_an_mlp_are(name: str) -> None:
+@pytest.mark.parametrize("name", ["Mamba-Codestral-7B", "Nemotron-Nano-9B-v2", "Bamba-9B", "Granite-4.0-H-1B"])
+def test_layers_of_one_part_or_both_are_for_compiled_passes(name: str) -> None:
     assert unsupported(spec_from_config(CONFIGS[name][0]), torch.float32, torch.device("cpu")) is None
 
 

@@ -361,7 +361,7 @@ def test_experts_of_gpt_oss_are_kept_in_stacks_of_mxfp4(tmp_path: Path, caplog: 
     checkpoints.pack_experts(packed, plain)
     exact = logits(rounded(plain), quantization="none")
     assert (logits(rounded(packed), quantization="none") - exact).norm() < 1e-4 * exact.norm()
-    assert not caplog.text
+    assert "rounded" not in caplog.text
     runner: Any = load_runner(packed, dtype="float32", activation_bits=16)
     assert "MXFP4" in runner.info.fingerprint
     found = runner.extend([runner.open()], [TOKENS], all_logits=True).logits
