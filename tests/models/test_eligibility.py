@@ -14,7 +14,7 @@ from tiny_llama import CPU, spec_of, tiny_llama
 from paceline.checkpoints import Form, quantize, targets
 from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError
-from paceline.models import ModelSpec, MoeSpec
+from paceline.models import ModelSpec
 from paceline.models.passes import eligibility
 from paceline.models.runners import NativeRunner
 
@@ -60,14 +60,6 @@ def test_every_kind_of_weights_is_compiled_unless_the_user_says_no(
 
 def test_float16_is_not_covered() -> None:
     assert runner(SPEC, torch.float16).info.passes == "operators"
-
-
-@pytest.mark.parametrize("parallel", [False, True])
-def test_experts_beside_attention_are_not_covered(parallel: bool) -> None:
-    moe = MoeSpec(experts=4, top_k=2, intermediate=32, norm_top_k=True)
-    layers = tuple(replace(layer, moe=True) for layer in SPEC.layers)
-    model = runner(replace(SPEC, moe=moe, parallel=parallel, layers=layers))
-    assert model.info.passes == ("operators" if parallel else "compiled")
 
 
 def test_a_large_model_is_compiled_without_a_measurement(folder: Path) -> None:
