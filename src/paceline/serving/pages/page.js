@@ -20,6 +20,7 @@ const SOURCES = {
   draft_model: SMALL_MODEL, encdec_draft: ["a few of the model's own layers"], pearl: SMALL_MODEL, s2d: SMALL_MODEL, easyspec: SMALL_MODEL, tli: SMALL_MODEL, slem: SMALL_MODEL, specmquant: SMALL_MODEL,
   quantized_copy: ["a rounded copy of the model"], layer_skip: LAYERS, swift: LAYERS, del: LAYERS, kangaroo: LAYERS,
   medusa: HEAD, hydra: HEAD, "hydra++": HEAD, mlp_speculator: HEAD, eagle: HEAD, eagle2: HEAD, eagle3: HEAD,
+  mtp: ["a module for multi-token prediction"],
   lookahead: GUESSES, jacobi: GUESSES, diffuspec: DIFFUSION, deer: DIFFUSION,
 };
 
