@@ -62,23 +62,23 @@ def logprobs(runner: Any, given: Sequence[Sequence[int]]) -> Iterator[torch.Tens
 def llama_logprobs(
     llama: LlamaCpp, file: Path, given: Sequence[Sequence[int]], vocab: int, threads: int
 ) -> Iterator[torch.Tensor]:
-    """Of llama.cpp, window by window.
+    """Of llama.cpp, window by window, all of one length.
 
     Raises:
         SystemExit: its program fails, or has another vocabulary.
     """
-    program = llama.compiled(PROGRAM)
+    program, window = llama.compiled(PROGRAM), len(given[0])
     with tempfile.NamedTemporaryFile() as tokens:
         tokens.write(np.array(given, np.int32).tobytes())
         tokens.flush()
-        command = [str(program), str(file), tokens.name, str(WINDOW), str(threads)]
+        command = [str(program), str(file), tokens.name, str(window), str(threads)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             for _ in given:
-                raw = bytearray(process.stdout.read(WINDOW * vocab * 4))
-                if len(raw) != WINDOW * vocab * 4:
+                raw = bytearray(process.stdout.read(window * vocab * 4))
+                if len(raw) != window * vocab * 4:
                     sys.exit(f"{program.name} ended early on {file.name}; its lines above say why")
-                yield torch.frombuffer(raw, dtype=torch.float32).view(WINDOW, vocab).log_softmax(-1)
+                yield torch.frombuffer(raw, dtype=torch.float32).view(window, vocab).log_softmax(-1)
             if process.stdout.read(1):
                 sys.exit(f"{file.name} has more than {vocab} tokens in llama.cpp; its rows cannot be compared")
 

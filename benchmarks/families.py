@@ -1,44 +1,52 @@
 """Families of models in bfloat16, int8 and int4: plain decoding at batch 1 beside llama.cpp on the same weights, in
 turn, in one run.
 
-usage: families.py [--families all] [--precisions bf16,int8,int4] [--tokens 64] [--repeats 3] [--threads 2]
+usage: families.py [--families all] [--precisions bf16,int8,int4] [--tokens 64] [--repeats 3] [--threads 2] [--avx2]
                    [--rows 1,4,8,16] [--prefill 512,2048] [--only decoding,rows,prefill]
 
-decoding  tokens/s of both, without the prompt of 16 tokens; their ratio; bytes of weights that we read per second, as a
+decoding  tokens/s of both behind a prompt of 16 tokens; their ratio; bytes of weights that we read per second, as a
           share of the measured speed of reading memory, and over those of the Llama shape (of mixtures: of
           `llama-large`, whose weights do not fit the processor's cache either)
 rows      milliseconds of our pass over a chain of so many rows, SmolLM2
 prefill   seconds of our pass over a prompt of so many tokens, SmolLM2
 
 Models are SmolLM2-135M, the shape of Gemma 3 270M, and one of 100M to 270M parameters of every family that runs
-natively (hidden size 1024, 8 layers, vocabulary 32,000) with random weights, made once in the user cache. Their texts
-mean nothing and are not compared between engines (tests/lab/peers/test_gguf_weights.py compares logits); ours must be
-the same in every repeat. llama.cpp reads BF16 (--half float16: F16), Q8_0 or Q4_0 files, in Q4_0 with a head of 8 bits,
-as in our int4. Where it has 8 or 4 bits it reads the prompt token by token: its products of several rows, made for AMX,
-end the process on virtual machines without it. It runs through llama-cpp-python, in its own environment:
-`python -m lab peers install llama.cpp`. A family that is not converted has the reason in place of its figures.
+natively (hidden size 1024, 8 layers, vocabulary 32,000) with random weights: attention models, made once in the user
+cache, and those of `hybrid_shapes.SMALL`, whose layers are partly or all recurrent, each in a temporary folder.
 
-A run of all takes about 6 minutes, the first one 3 more for models, conversions (13 GB of disk) and compiled passes.
-Results: `results/families.json`, written family by family, and `families.png`; what a run leaves out keeps its figures.
+llama.cpp reads BF16 (--half float16: F16), Q8_0 or Q4_0 files, in Q4_0 with a head of 8 bits, as in our int4, made by
+its own converter and quantiser. llama-bench runs with flash attention and without, and without repacking, and the best
+of them counts. Texts of random weights mean nothing: what must agree are the log-probabilities of both engines in
+float32, or nothing is timed, and our tokens in every repeat. A family that llama.cpp does not read has the reason in
+place of its figures. `--families hybrids` are those of `hybrid_shapes.SMALL`, `attention` all others.
+
+Attention models take about 10 minutes, the first time 3 more for models (18 GB of disk) and compiled passes; hybrids
+about 15, and everything up to twice as long with `--avx2`, which keeps both engines to AVX2 alone: ask for some at a
+time. Results: `results/families.json`, written family by family, those of AVX2 under `AVX2 alone`; `families.png`; a
+table by `family_table.py`; what a run leaves out keeps its figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from common import RESULTS, kept, pyplot, ratio, read_bandwidth, save
-from real_models import smollm2
+from common import RESULTS, keep_to_avx2, kept, pyplot, ratio, read_bandwidth, save
+from hybrid_shapes import MIXTURES as HYBRID_MIXTURES
+from hybrid_shapes import SMALL, small
+from llama_files import agreement, converted
+from own_computers import PARTS, SETTINGS, samples
+from real_models import LLAMA_SOURCE, LlamaCpp, llama_cpp, smollm2
 
-from lab.peers import Peer, PeerError, open_peer
 from paceline import LLM, SamplingParams
-from paceline.bench import model_folder
+from paceline.bench import BUNDLED_TARGET, model_folder
 from paceline.tree import TokenTree
 from paceline.utils import in_turn, time_in_turn
 
@@ -85,19 +93,27 @@ SHAPES = {
     },
 }
 
+NAMES = (*SHAPES, *SMALL)
+GROUPS = {"all": NAMES, "attention": tuple(SHAPES), "hybrids": tuple(SMALL)}
+
 Run = Callable[[], tuple[list[int], float]]
 """Gives tokens, and seconds from the first to the last."""
 
 
-def folder_of(name: str) -> Path:
-    """The checkpoint, made if it is not there yet."""
-    return model_folder(SHAPES[name]) if SHAPES[name] else smollm2()
+@contextmanager
+def folder_of(name: str) -> Iterator[Path]:
+    """The checkpoint: made if it is not there yet, or for this once."""
+    if name not in SMALL:
+        yield model_folder(SHAPES[name]) if SHAPES[name] else smollm2()
+        return
+    with tempfile.TemporaryDirectory() as work:
+        yield small(name, Path(work) / name)
 
 
-def opened(name: str, precision: str, threads: int) -> LLM:
-    """Our engine, plain."""
+def opened(folder: Path, precision: str, threads: int) -> LLM:
+    """Our engine, plain, with a tokenizer that it does not need."""
     options = {"speculative_config": None, "enable_prefix_caching": False, "dtype": "bfloat16", "threads": threads}
-    return LLM(folder_of(name), quantization=FORMS[precision], **options)
+    return LLM(folder, tokenizer=BUNDLED_TARGET, quantization=FORMS[precision], **options)
 
 
 # ------------------------------------------------------------------------------------------------ decoding
@@ -114,48 +130,53 @@ def ours(llm: LLM, tokens: int) -> Run:
     return run
 
 
-def theirs(peer: Peer, tokens: int) -> Run:
+def theirs(llama: LlamaCpp, file: Path, words: tuple[str, ...], given: argparse.Namespace) -> Run:
+    """llama.cpp's speed in one setting; it names no tokens."""
+    command = [str(llama.bench), "-m", str(file), "-t", str(given.threads), "-o", "json", *words]
+    command += ["-p", "0", "-n", str(given.tokens - 1), "-d", str(len(PROMPT)), "-r", "1"]
+
     def run() -> tuple[list[int], float]:
-        found = peer.generate(PROMPT, tokens)
-        return found.token_ids, found.seconds - (found.ttft or 0.0)
+        return [], (given.tokens - 1) / samples(command)[0, given.tokens - 1]
 
     return run
 
 
-def peer_of(name: str, precision: str, given: argparse.Namespace) -> Peer:
-    """llama.cpp on the model's converted weights.
+def cell(
+    folder: Path, precision: str, llama: LlamaCpp, agreed: Mapping[str, Any], given: argparse.Namespace
+) -> dict[str, Any]:
+    """A family in one precision: speeds of both, their ratio, and what share of reading memory ours is.
+
+    Args:
+        agreed: as `llama_files.agreement` says.
 
     Raises:
-        PeerError: it is not installed, or the family is not converted.
+        SystemExit: our tokens change.
     """
-    dtype = given.half if precision == "bf16" else precision
-    options = {"method": "plain", "context": 512, **({} if precision == "bf16" else {"batch": 1})}
-    return open_peer("llama.cpp", folder_of(name), dtype=dtype, threads=given.threads, options=options)
-
-
-def cell(name: str, precision: str, given: argparse.Namespace) -> dict[str, Any]:
-    """A family in one precision: speeds of both, their ratio, and what share of reading memory ours is."""
-    llm, found = opened(name, precision, given.threads), dict[str, Any]()
-    with ExitStack() as stack:
-        runs = {"paceline": ours(llm, given.tokens)}
-        try:
-            peer = stack.enter_context(peer_of(name, precision, given))
-            runs["llama.cpp"] = theirs(peer, given.tokens)
-            found["llama.cpp"] = dict(peer.settings) | {"version": peer.version}
-        except PeerError as error:
-            found["llama.cpp"] = str(error).splitlines()[0][:300]
-        first = {which: run()[0] for which, run in runs.items()}
-        seconds: dict[str, list[float]] = {which: [] for which in runs}
-        bandwidth = []
-        for turn in in_turn({which: lambda *_, run=run: run() for which, run in runs.items()}, [None], given.repeats):
-            bandwidth.append(read_bandwidth())
-            for which, (tokens, taken) in turn.outputs.items():
-                if tokens != first[which]:
-                    sys.exit(f"{name} in {precision}: {which} wrote other tokens this time, nothing is timed")
-                seconds[which].append(turn.seconds[which] - taken if which == "paceline" else taken)
+    llm, found = opened(folder, precision, given.threads), dict(agreed)
+    runs = {"paceline": ours(llm, given.tokens)}
+    kind = given.half if precision == "bf16" else precision
+    if "apart" in agreed:
+        file = converted(llama, folder, kind, given.threads)
+        runs |= {setting: theirs(llama, file, words, given) for setting, words in SETTINGS.items()}
+    first = {which: run()[0] for which, run in runs.items()}
+    taken: dict[str, list[float]] = {which: [] for which in runs}
+    bandwidth = []
+    for turn in in_turn({which: lambda *_, run=run: run() for which, run in runs.items()}, [None], given.repeats):
+        bandwidth.append(read_bandwidth())
+        for which, (tokens, seconds) in turn.outputs.items():
+            if tokens != first[which]:
+                sys.exit(f"{folder.name} in {precision}: {which} wrote other tokens this time, nothing is timed")
+            taken[which].append(turn.seconds[which] - seconds if which == "paceline" else seconds)
+    seconds = {"paceline": taken["paceline"]}
+    if len(taken) > 1:
+        setting = min(SETTINGS, key=lambda name: median(taken[name]))
+        seconds["llama.cpp"] = taken[setting]
+        found["llama.cpp"] = {"weights": file.stem, "setting": setting, "version": "==".join(LLAMA_SOURCE)}
+        found["over_llama.cpp"] = ratio(seconds["llama.cpp"], seconds["paceline"])
     steps, weights = given.tokens - 1, llm.runner.info.weight_bytes
-    rates = {which: steps / median(taken) for which, taken in seconds.items()}
-    found |= {
+    rates = {which: steps / median(some) for which, some in seconds.items()}
+    llm.close()
+    return found | {
         "tokens_per_second": rates,
         "weight_bytes": weights,
         "bytes_per_second": rates["paceline"] * weights,
@@ -163,16 +184,12 @@ def cell(name: str, precision: str, given: argparse.Namespace) -> dict[str, Any]
         "read_bandwidth": median(bandwidth),
         "seconds": seconds,
     }
-    if "llama.cpp" in seconds:
-        found["over_llama.cpp"] = ratio(seconds["llama.cpp"], seconds["paceline"])
-    llm.close()
-    return found
 
 
 def against_llama(families: Mapping[str, Mapping[str, Any]]) -> None:
     """Bytes per second of every cell over those of the Llama shape in its precision; of mixtures, the large one."""
     for name, cells in families.items():
-        beside = families.get(LARGE_LLAMA if name in MIXTURES else "llama", {})
+        beside = families.get(LARGE_LLAMA if name in (*MIXTURES, *HYBRID_MIXTURES) else "llama", {})
         for precision, one in cells.items():
             if (llama := beside.get(precision)) is not None:
                 one["bytes_over_llama"] = one["bytes_per_second"] / llama["bytes_per_second"]
@@ -185,7 +202,7 @@ def row(name: str, precision: str, one: Mapping[str, Any]) -> str:
     duel = f"{over['median']:5.2f} ({over['low']:.2f} to {over['high']:.2f})" if over else "    - " + " " * 14
     speed = f"{one['bytes_per_second'] / 1e9:6.1f} GB/s, {one['share_of_bandwidth']:.2f} of reading"
     beside = f"{one['bytes_over_llama']:5.2f} of llama" if "bytes_over_llama" in one else ""
-    return f"{name:12s} {precision:5s} {rates['paceline']:7.1f} {peer} tokens/s {duel} {speed} {beside}"
+    return f"{name:14s} {precision:5s} {rates['paceline']:7.1f} {peer} tokens/s {duel} {speed} {beside}"
 
 
 # ------------------------------------------------------------------------------------------------ passes
@@ -223,7 +240,7 @@ def passes(
     call: Callable[[Any, int], Callable[[Any], None]], sizes: list[int], repeats: int, given: argparse.Namespace
 ) -> dict[str, dict[int, float]]:
     """Median seconds by precision and size of what `call` makes of a runner and a size."""
-    runners = {precision: opened("smollm2", precision, given.threads).runner for precision in given.precisions}
+    runners = {precision: opened(smollm2(), precision, given.threads).runner for precision in given.precisions}
     runs = {f"{precision} {size}": call(runner, size) for precision, runner in runners.items() for size in sizes}
     seconds = time_in_turn(runs, [None], repeats)
     return {
@@ -241,7 +258,7 @@ def repeated_prompt(tokens: int) -> list[int]:
 
 def plot(families: Mapping[str, Mapping[str, Any]], path: Path, plt: Any) -> None:
     """Ratios to llama.cpp with their intervals, and shares of the speed of reading memory."""
-    names = [name for name in SHAPES if name in families]
+    names = [name for name in NAMES if name in families]
     figure, axes = plt.subplots(1, 2, figsize=(11, 0.42 * len(names) + 1.6), layout="constrained", sharey=True)
     for number, (precision, colour) in enumerate(COLOURS.items()):
         places = [(at, families[name][precision]) for at, name in enumerate(names) if precision in families[name]]
@@ -269,21 +286,22 @@ def plot(families: Mapping[str, Mapping[str, Any]], path: Path, plt: Any) -> Non
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", default="all", help=f"all, or some of {', '.join(SHAPES)}")
+    parser.add_argument("--families", default="all", help=f"{', '.join(GROUPS)}, or some of {', '.join(NAMES)}")
     parser.add_argument("--precisions", default="bf16,int8,int4")
     parser.add_argument("--half", choices=("bfloat16", "float16"), default="bfloat16", help="llama.cpp's 16 bits")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--avx2", action="store_true")
     parser.add_argument("--rows", default="1,4,8,16")
     parser.add_argument("--prefill", default="512,2048")
     parser.add_argument("--only", default="decoding,rows,prefill")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
-    given.families = list(SHAPES) if given.families == "all" else given.families.split(",")
+    given.families = GROUPS.get(given.families) or given.families.split(",")
     given.precisions, given.only = given.precisions.split(","), given.only.split(",")
     for name, values, known in (
-        ("families", given.families, SHAPES),
+        ("families", given.families, NAMES),
         ("precisions", given.precisions, FORMS),
         ("only", given.only, ("decoding", "rows", "prefill")),
     ):
@@ -293,23 +311,34 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    given, plt = parsed(), pyplot()
+    given = parsed()
+    if given.avx2:
+        keep_to_avx2()
+    plt = pyplot()
     torch.set_num_threads(given.threads)
-    result = kept("families", given.folder)
+    whole = kept("families", given.folder)
+    result = whole.setdefault(PARTS[True], {}) if given.avx2 else whole
+
+    def store(part: str) -> None:
+        save("families", whole, given.folder, parts=[f"{PARTS[True]}, {part}" if given.avx2 else part])
+
     for name in given.families if "decoding" in given.only else ():
         cells = result.setdefault("families", {}).setdefault(name, {})
-        for precision in given.precisions:
-            cells[precision] = cell(name, precision, given)
-            against_llama(result["families"])
-            print(row(name, precision, cells[precision]), flush=True)
-        save("families", result, given.folder, parts=[name])
+        llama = llama_cpp(avx2=given.avx2)
+        with folder_of(name) as folder:
+            agreed = agreement(llama, folder, given.threads)
+            for precision in given.precisions:
+                cells[precision] = cell(folder, precision, llama, agreed, given)
+                against_llama(result["families"])
+                print(row(name, precision, cells[precision]), flush=True)
+        store(name)
     for part, measure in (("rows", rows), ("prefill", prefill)):
         if part in given.only:
             counts = [int(count) for count in getattr(given, part).split(",")]
             result[part] = measure(counts, given)
             print(part, result[part])
-            save("families", result, given.folder, parts=[part])
-    if families := result.get("families"):
+            store(part)
+    if families := whole.get("families"):
         plot(families, given.folder / "families.png", plt)
 
 

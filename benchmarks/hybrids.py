@@ -1,10 +1,14 @@
-"""What passes of hybrid models cost: plain steps, chains and trees, in published shapes with random weights.
+"""What passes of hybrid models cost beside llama.cpp and transformers: plain steps, chains and trees, in published
+shapes with random weights.
 
-usage: hybrids.py [SHAPE...] [--kinds bfloat16 int8 int4] [--threads 2] [--repeats 15] [--avx2]
+usage: hybrids.py [SHAPE...] [--kinds bfloat16 int8 int4] [--threads 2] [--rounds 2] [--repeats 8] [--avx2]
+                  [--folder FOLDER]
 
-SHAPE is one of `SHAPES` (default: all): LFM2-350M, Qwen3.5-0.8B (its text part), Granite-4.0-H-350M, and
-Phi-4-mini-flash with half of its layers and half of its width. Weights are random, since no real ones could be had: all
-figures are costs, and say nothing of texts. Checkpoints are written to a temporary folder.
+SHAPE is one of `hybrid_shapes.PUBLISHED` (default: all): LFM2-350M, Qwen3.5-0.8B (its text part), Granite-4.0-H-350M,
+and Phi-4-mini-flash with half of its layers and half of its width, which neither of the others has.
+Weights are random, since no real ones could be had: all figures are costs, and say nothing of texts. Checkpoints are
+written to a temporary folder, and there, by llama.cpp's own converter and quantiser, its BF16, Q8_0 and Q4_0 files of
+the same weights, the last with table and head in 8 bits, as in our int4.
 
 step, chain, tree  milliseconds of scoring 1 row, a chain of 4 and of 16 rows, and a binary tree of 16 rows; medians of
                    the repeats, taken in turn
@@ -12,18 +16,23 @@ commit             milliseconds of accepting one row behind a root: states of mi
 pays               tokens a pass that a tree of 16 rows must give to be as fast as plain steps, drafting not counted
 prompt             tokens per second of reading 512 tokens
 state              bytes of the states of one sequence, keys and values not counted
-transformers       milliseconds of one of its steps with its own cache, in bfloat16; it refuses drafts for these models,
-                   and lacks Phi-4-mini-flash
+llama.cpp          by llama-bench: a step of decoding 32 tokens, prompts of 1, 4 and 16 tokens (what its chains
+                   of drafts cost), and of 512. Its rounds alternate with ours; it runs with flash attention, without,
+                   and without repacking, and the best median counts, each figure for itself
+apart              how far its log-probabilities are from ours in float32, as a share of their spread: nothing is timed
+                   where that is too far, or where another position's are as near
+transformers       milliseconds of one of its steps with its own cache, in bfloat16; it refuses drafts for these models
 
 Control: a tree's rows must be those of its paths as chains, within rounding, and not those of the tree fed as a chain.
 
-Results: `results/hybrids.json`, by processor's instructions and shape. Needs `pip install '.[bench]'`.
+A shape takes about 5 minutes, with `--avx2`, which keeps all engines to AVX2 alone, up to 9: ask for one at a time.
+Results: `results/hybrids.json`, by processor's instructions and shape; `family_table.py` makes tables of them. Needs
+`pip install '.[bench]'`; llama.cpp is compiled when it is not there yet (`real_models.py llama.cpp [--avx2]`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,50 +41,16 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from common import keep_to_avx2, kept, save
-from safetensors.torch import save_file
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from common import RESULTS, keep_to_avx2, kept, save
+from hybrid_shapes import PUBLISHED, written
+from llama_files import agreement, converted
+from own_computers import PARTS, SETTINGS, middle, samples
+from real_models import LlamaCpp, llama_cpp
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from paceline.checkpoints import spec_from_config, targets
 from paceline.models import Runner, load_runner
 from paceline.tree import EMPTY_TREE, TokenTree
 
-SHAPES: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "LFM2-350M": (
-        "lfm2",
-        {
-            "vocab_size": 65536, "hidden_size": 1024, "intermediate_size": 6656, "num_hidden_layers": 16,
-            "num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 128_000,
-            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
-        },
-    ),
-    "Qwen3.5-0.8B": (
-        "qwen3_5_text",
-        {
-            "vocab_size": 248_320, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
-            "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
-            "linear_num_value_heads": 16, "tie_word_embeddings": True, "max_position_embeddings": 262_144,
-        },
-    ),
-    "Granite-4.0-H-350M": (
-        "granitemoehybrid",
-        {
-            "vocab_size": 100_352, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 32,
-            "num_attention_heads": 12, "num_key_value_heads": 4, "shared_intermediate_size": 2048,
-            "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 48, "mamba_d_head": 32,
-            "mamba_d_state": 128, "tie_word_embeddings": True, "max_position_embeddings": 32_768,
-            "layer_types": ["attention" if layer in {10, 13, 17, 27} else "mamba" for layer in range(32)],
-        },
-    ),
-    "Phi-4-mini-flash, halved": (
-        "phi4flash",
-        {
-            "vocab_size": 200_064, "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 16,
-            "num_attention_heads": 20, "num_key_value_heads": 10, "sliding_window": 512, "mb_per_layer": 2,
-            "max_position_embeddings": 262_144,
-        },
-    ),
-}  # fmt: skip
 KINDS: Mapping[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {},
@@ -90,34 +65,9 @@ TREES: Mapping[str, TokenTree] = {
     "chain of 16": TokenTree.chain(IDS[:15]),
     "tree of 16": TokenTree.build(IDS[:15], PARENTS),
 }
+DECODED = 32
 TOLERANCE = 0.05
 """Of logits, as a share of their spread."""
-
-
-def written(name: str, folder: Path) -> Path:
-    """A checkpoint of a shape, with random weights in bfloat16."""
-    kind, sizes = SHAPES[name]
-    torch.manual_seed(0)
-    if kind not in CONFIG_MAPPING:
-        return written_by_name({"model_type": kind, "torch_dtype": "bfloat16", **sizes}, folder / name)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, dtype="bfloat16"))
-    model.to(torch.bfloat16).save_pretrained(folder / name)
-    return folder / name
-
-
-def written_by_name(config: Mapping[str, Any], folder: Path) -> Path:
-    """The same for a family that transformers lacks: all that is asked for, by the first names that it may have."""
-    tensors = {}
-    for target in targets(spec_from_config(config)):
-        for piece in target.recipes[0]:
-            weight = 0.02 * torch.randn(piece.shape)
-            if piece.names[0].endswith(("norm.weight", "subln.weight")):
-                weight += 1.0
-            tensors[piece.names[0]] = weight.to(torch.bfloat16)
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -130,41 +80,77 @@ def ours(runner: Any, repeats: int) -> dict[str, float]:
     """Milliseconds of each kind of pass, and tokens per second of a prompt."""
     state = runner.open()
     runner.extend([state], [IDS[:64]])
-    check(runner, state)
     times: dict[str, list[float]] = {name: [] for name in (*TREES, "commit")}
     for _ in range(repeats):
         for name, tree in TREES.items():
             times[name].append(timed(lambda tree=tree: runner.score([state], [7], [tree])))  # type: ignore[misc]  # bound
         times["commit"].append(timed(lambda: runner.commit([state], [(0,)])))
-    prompts = []
-    for _ in range(3):
-        fresh = runner.open()
-        prompts.append(timed(lambda fresh=fresh: runner.extend([fresh], [IDS])))  # type: ignore[misc]  # bound
-        runner.release(fresh)
+    fresh = runner.open()
+    prompt = timed(lambda: runner.extend([fresh], [IDS]))
     found = {name: 1000 * median(seconds) for name, seconds in times.items()}
-    pays = (found["tree of 16"] + found["commit"]) / (found["step"] + found["commit"])
-    return found | {"pays": pays, "prompt": len(IDS) / median(prompts), "state": state.others[0].nbytes}
+    found |= {"prompt": len(IDS) / prompt, "state": state.others[0].nbytes}
+    runner.release(fresh)
+    runner.release(state)
+    return found
 
 
-def check(runner: Runner, state: Any) -> None:
+def check(runner: Runner) -> None:
     """A tree's rows against its paths as chains.
 
     Raises:
         SystemExit: they differ, or are those of the tree fed as a chain.
     """
-    tree = TREES["tree of 16"]
+    state, tree = runner.open(), TREES["tree of 16"]
+    runner.extend([state], [IDS[:64]])
     rows = runner.score([state], [7], [tree]).logits
     spread = float(rows.float().std())
     path = list(tree.path(14))
     chain = runner.score([state], [7], [TokenTree.chain(tree.tokens[path].tolist())]).logits
     wrong = runner.score([state], [7], [TokenTree.chain(tree.tokens.tolist())]).logits
+    runner.release(state)
     right = float((rows[[0, *(node + 1 for node in path)]] - chain).float().abs().max()) / spread
     if not right < TOLERANCE < float((rows - wrong).float().abs().max()) / spread:
         raise SystemExit(f"{runner.info.name}: a tree's rows are not those of its paths ({right:.3f} of the spread)")
 
 
+def theirs(llama: LlamaCpp, file: Path, threads: int) -> dict[str, dict[str, float]]:
+    """Of llama.cpp by setting: milliseconds of passes, and tokens per second of a prompt."""
+    found = {}
+    for name, words in SETTINGS.items():
+        command = [str(llama.bench), "-m", str(file), "-t", str(threads), "-o", "json", *words]
+        speed = samples([*command, "-p", "1,4,16", "-n", str(DECODED), "-r", "3"])
+        speed |= samples([*command, "-p", str(len(IDS)), "-n", "0", "-r", "1"])
+        passes = {f"prompt of {rows}": 1e3 * rows / speed[rows, 0] for rows in (1, 4, 16)}
+        found[name] = {"step": 1e3 / speed[0, DECODED], **passes, "prompt": speed[len(IDS), 0]}
+    return found
+
+
+def best(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Each figure of the best setting."""
+    first, *_ = found.values()
+    return {key: (max if key == "prompt" else min)(one[key] for one in found.values()) for key in first}
+
+
+def measured(
+    checkpoint: Path, kind: str, llama: LlamaCpp, agreed: Mapping[str, Any], given: argparse.Namespace
+) -> dict[str, Any]:
+    """A kind of weights in both engines, in turn; `agreed` as `llama_files.agreement` says."""
+    runner: Any = load_runner(checkpoint, **KINDS[kind])
+    check(runner)
+    found = dict(agreed)
+    file = converted(llama, checkpoint, kind, given.threads) if "apart" in agreed else None
+    ours(runner, 1)
+    mine, others = [], []
+    for _ in range(given.rounds):
+        mine.append(ours(runner, given.repeats))
+        others += [theirs(llama, file, given.threads)] if file else []
+    found |= middle(mine)
+    found["pays"] = (found["tree of 16"] + found["commit"]) / (found["step"] + found["commit"])
+    return found | ({"llama.cpp": best(middle(others))} if others else {})
+
+
 @torch.inference_mode()
-def theirs(folder: Path, repeats: int) -> float:
+def of_transformers(folder: Path, repeats: int) -> float:
     """Milliseconds of a step of transformers behind 64 tokens."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     cache = model(torch.tensor([IDS[:64]]), use_cache=True).past_key_values
@@ -174,27 +160,33 @@ def theirs(folder: Path, repeats: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shapes", nargs="*", default=list(SHAPES), metavar="SHAPE")
+    parser.add_argument("shapes", nargs="*", default=list(PUBLISHED), metavar="SHAPE")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=["bfloat16", "int8", "int4"])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--avx2", action="store_true")
+    parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
     if given.avx2:
         keep_to_avx2()
+    if unknown := [name for name in given.shapes if name not in PUBLISHED]:
+        parser.error(f"a shape must be one of {', '.join(PUBLISHED)}, got {unknown[0]!r}")
     torch.set_num_threads(given.threads)
-    instructions = "AVX2 alone" if given.avx2 else "all instructions"
+    llama = llama_cpp(avx2=given.avx2)
     for name in given.shapes:
         with tempfile.TemporaryDirectory() as folder:
-            checkpoint = written(name, Path(folder))
+            checkpoint = written(PUBLISHED[name], Path(folder) / name)
+            agreed = agreement(llama, checkpoint, given.threads)
             found: dict[str, Any] = {}
-            if SHAPES[name][0] in CONFIG_MAPPING:
-                found["transformers"] = theirs(checkpoint, given.repeats)
+            if PUBLISHED[name][0] in CONFIG_MAPPING:
+                found["transformers"] = of_transformers(checkpoint, given.repeats)
             for kind in given.kinds:
-                found[kind] = ours(load_runner(checkpoint, **KINDS[kind]), given.repeats)
-                print(f"{name}, {kind}: {found[kind]}")
-        part = f"{instructions}, {name}"
-        save("hybrids", kept("hybrids") | {part: found | {"threads": given.threads}}, parts=[part])
+                found[kind] = measured(checkpoint, kind, llama, agreed, given)
+                print(f"{name}, {kind}: {found[kind]}", flush=True)
+        part = f"{PARTS[given.avx2]}, {name}"
+        result = kept("hybrids", given.folder) | {part: found | {"threads": given.threads}}
+        save("hybrids", result, given.folder, parts=[part])
 
 
 if __name__ == "__main__":

@@ -103,13 +103,15 @@ def llama(program: Path, file: Path, threads: int) -> dict[str, Any]:
 
 
 def llama_speeds(command: Sequence[str]) -> dict[str, Any]:
-    short = output([*command, "-p", ",".join(map(str, ROWS[1:])), "-n", str(NEW), "-r", "5"])
-    long = output([*command, "-p", ",".join(map(str, PROMPTS)), "-n", "0", "-r", "1"])
-    speed = {
-        (row["n_prompt"], row["n_gen"]): median(row["samples_ts"]) for row in [*json.loads(short), *json.loads(long)]
-    }
+    speed = samples([*command, "-p", ",".join(map(str, ROWS[1:])), "-n", str(NEW), "-r", "5"])
+    speed |= samples([*command, "-p", ",".join(map(str, PROMPTS)), "-n", "0", "-r", "1"])
     rows = {1: 1e3 / speed[0, NEW]} | {count: 1e3 * count / speed[count, 0] for count in ROWS[1:]}
     return {"prefill": {length: speed[length, 0] for length in PROMPTS}, "decode": speed[0, NEW], "rows": rows}
+
+
+def samples(command: Sequence[str]) -> dict[tuple[int, int], float]:
+    """Median tokens per second of a llama-bench that answers in JSON, by tokens of the prompt and tokens decoded."""
+    return {(row["n_prompt"], row["n_gen"]): median(row["samples_ts"]) for row in json.loads(output(command))}
 
 
 def output(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:

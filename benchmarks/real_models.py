@@ -11,8 +11,8 @@ whisper-tiny.en  Whisper of English, likewise: 151 MB
 bergamot-en-pt, bergamot-pt-en
                  Bergamot's small models for translation between English and Portuguese: Marian's own files of 8
                  bits, 24 MB each
-llama.cpp        its llama-bench, compiled for this processor, or with --avx2 for AVX2 alone: ten minutes on two cores,
-                 with cmake and a C++ compiler
+llama.cpp        its llama-bench, llama-server and llama-quantize, compiled for this processor, or with --avx2 for AVX2
+                 alone: ten minutes on two cores, with cmake and a C++ compiler
 
 Without a name: SmolLM2 as a Hugging Face folder, which most benchmarks decode with: transformers reads the file into
 bfloat16 safetensors with tokenizer and chat template, some twenty seconds and 270 MB of disk. Its weights are
@@ -179,6 +179,7 @@ LLAMA_AVX2 = (
     *(f"-DGGML_{name}=ON" for name in ("AVX", "AVX2", "FMA", "F16C", "BMI2")),
     "-DGGML_AVX512=OFF",
 )
+LLAMA_PROGRAMS = ("llama-bench", "llama-server", "llama-quantize")
 LLAMA_TILES = (
     "ggml/src/ggml-cpu/amx/mmq.cpp",
     "    _tile_loadconfig(&tc);\n",
@@ -341,12 +342,14 @@ class LlamaCpp:
         return self.programs / "llama-bench"
 
     def compiled(self, program: Path) -> Path:
-        """A program of one C++ file that uses its library, compiled.
+        """A program of one C++ file that uses its library, compiled where it is new.
 
         Raises:
             SystemExit: the compiler fails; in one line.
         """
         to = self.programs / program.stem.replace("_", "-")
+        if to.exists() and to.stat().st_mtime > program.stat().st_mtime:
+            return to
         places = [f"-I{self.source / part}" for part in ("include", "ggml/include")]
         places += [f"-L{self.programs}", f"-Wl,-rpath,{self.programs}", "-lllama", "-lggml", "-lggml-base"]
         done = subprocess.run(["c++", "-O2", "-std=c++17", str(program), *places, "-o", str(to)], check=False)
@@ -363,7 +366,7 @@ def llama_cpp(*, avx2: bool = False) -> LlamaCpp:
     """
     home = user_cache(LLAMA)
     found = LlamaCpp(home / "source", home / ("avx2" if avx2 else "native") / "bin")
-    if not (found.bench.exists() and (found.programs / "llama-server").exists()):
+    if not all((found.programs / name).exists() for name in LLAMA_PROGRAMS):
         if shutil.which("cmake") is None:
             sys.exit("llama.cpp needs cmake and a C++ compiler, got no cmake; pip install cmake")
         if not found.source.exists():
@@ -371,7 +374,7 @@ def llama_cpp(*, avx2: bool = False) -> LlamaCpp:
         options = (*LLAMA_OPTIONS, *(LLAMA_AVX2 if avx2 else ("-DGGML_NATIVE=ON",)))
         build = found.programs.parent
         _cmake("-S", str(found.source), "-B", str(build), *options)
-        _cmake("--build", str(build), "--target", "llama-bench", "llama-server", "--parallel", str(os.cpu_count()))
+        _cmake("--build", str(build), "--target", *LLAMA_PROGRAMS, "--parallel", str(os.cpu_count()))
     return found
 
 
