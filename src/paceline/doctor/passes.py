@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from time import perf_counter, thread_time
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import torch
 
@@ -21,7 +21,7 @@ from paceline.doctor.facts import FormFacts, PassFacts
 from paceline.engine import Probe as PassTimer
 from paceline.models import ModelSpec, Runner, available
 from paceline.models.passes import eligibility
-from paceline.models.runners import NativeRunner, native_of
+from paceline.models.runners import NativeRunner, RecurrentRunner, native_of
 from paceline.profiles import machine
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -146,7 +146,8 @@ def least_seconds(passes: Sequence[Pass], counts: Sequence[int] = ROWS) -> tuple
 
 def part_pass(spec: ModelSpec, dtype: torch.dtype, form: Form | None, *, compiled: bool) -> tuple[str, Pass]:
     """What runs passes of a model of random weights (`ModelInfo.passes`), and one that scores a root and a chain."""
-    runner = NativeRunner(
+    kind = RecurrentRunner if spec.states else NativeRunner
+    runner: Any = kind(  # either takes its own states alone
         spec, dict(random_weights(spec, dtype, form)), name="measured", device=torch.device("cpu"), dtype=dtype,
         cache_slots=2 * CONTEXT, compiled=compiled,
     )  # fmt: skip
