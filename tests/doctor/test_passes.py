@@ -12,7 +12,7 @@ from tiny_llama import CPU, spec_of, tiny_llama, weights_of
 
 from paceline.checkpoints import quantize, spec_from_config, targets
 from paceline.doctor import passes
-from paceline.models import LayerSpec, MoeSpec
+from paceline.models import LayerSpec, MambaSpec, MoeSpec
 from paceline.models.passes import eligibility
 from paceline.models.runners import NativeRunner
 
@@ -129,7 +129,8 @@ def test_the_part_has_enough_weights_or_all_layers(monkeypatch: pytest.MonkeyPat
 def test_both_forms_are_run(form: Any) -> None:
     mixture = MoeSpec(experts=5, top_k=2, intermediate=40, norm_top_k=True, bias=True)
     changes = {"layers": (LayerSpec(moe=True),) * 2, "moe": mixture, "activation": "clamped_swiglu"}
-    for spec in (SPEC, replace(SPEC, **changes)):
+    mixer = LayerSpec(attention=False, rope=None, mixer=MambaSpec(channels=64, state_dim=16, rank=16, taps=3))
+    for spec in (SPEC, replace(SPEC, **changes), replace(SPEC, layers=(LayerSpec(), mixer))):
         found = dict(passes.random_weights(spec, torch.float32, form))
         plain = {target.name: torch.ones(target.shape) for target in targets(spec)}
         wanted = quantize(plain, spec, form) if form else plain
