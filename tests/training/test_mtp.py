@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-import tiny_hybrid
 import torch
+from models import checkpoints
 from mtp_checkpoints import LAYOUTS, add_module
 
 from paceline import LLM
+from paceline.models import load_runner
 from paceline.models.runners import load_mtp_head
 from paceline.training import training_config
 from paceline.training.batches import Batch, Document
 from paceline.training.mtp import MtpTrainer
-from paceline.training.shipped_mtp import seen
+from paceline.training.shipped_mtp import ShippedMtpTrainer, seen
 from paceline.tree import EMPTY_TREE, TokenTree
 
 TEXTS = [tuple((5 * i + 7 * j) % 90 + 4 for i in range(12 + j)) for j in range(2)]
 
 
-@pytest.fixture(scope="module", params=["made", "shipped"])
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[LLM, Any, Any]:
-    """A target, a trainer of its own module or of a new one, and what it reads of the target."""
-    from transformers import AutoModelForCausalLM
-
-    target: str | None = None
-    if request.param == "shipped":
-        folder = tiny_hybrid.write(tmp_path_factory.mktemp("target"), "delta")
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        add_module(folder, model, LAYOUTS["qwen3_5_text"])
-        target = str(folder)
-    llm = LLM(target, dtype="float32", speculative_config=None)
+@pytest.fixture(scope="module", params=["made", "qwen3_5_text", "qwen3_next", "mimo", "deepseek_v2-groups"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any]:
+    """A target, a trainer of a new module or of the one in the target's files, and what it reads of the target."""
+    case, folder = request.param, tmp_path_factory.mktemp("target")
+    checkpoints.write("llama" if case == "made" else case, "old", folder)
+    if case != "made":
+        add_module(folder, checkpoints.oracle(case), LAYOUTS[case])
+    llm = SimpleNamespace(folder=folder, runner=load_runner(str(folder), dtype="float32"))
     config = training_config("mtp", data=(Path("x"),))
-    trainer, view = MtpTrainer.init(llm, config, torch.arange(llm.runner.info.vocab_size))
+    trainer, view = MtpTrainer.init(cast(LLM, llm), config, torch.arange(llm.runner.info.vocab_size))
+    assert isinstance(trainer, ShippedMtpTrainer) == (case != "made")
     return llm, trainer, view
 
 
@@ -43,7 +42,7 @@ def batch_of(view: Any) -> Batch:
     return view.batch([[Document(text, 2) for text in TEXTS]], 32)
 
 
-def drafted(llm: LLM, folder: Path, tokens: tuple[int, ...], place: int, depths: int) -> list[int]:
+def drafted(llm: Any, folder: Path, tokens: tuple[int, ...], place: int, depths: int) -> list[int]:
     """The likeliest token of each step behind true tokens, by the written module as it drafts."""
     head, runner = load_mtp_head(folder, llm.runner), llm.runner
     last = runner.info.num_layers
@@ -59,7 +58,7 @@ def drafted(llm: LLM, folder: Path, tokens: tuple[int, ...], place: int, depths:
     return found
 
 
-def test_what_is_judged_is_what_the_written_module_drafts(world: tuple[LLM, Any, Any], tmp_path: Path) -> None:
+def test_what_is_judged_is_what_the_written_module_drafts(world: tuple[Any, Any, Any], tmp_path: Path) -> None:
     llm, trainer, view = world
     trainer.prepare(view, [Document(text, 2) for text in TEXTS], 32, 0)
     facts = {"target": {"name": "target"}}
@@ -73,7 +72,7 @@ def test_what_is_judged_is_what_the_written_module_drafts(world: tuple[LLM, Any,
     assert found[1] != want
 
 
-def test_a_few_steps_make_the_loss_less(world: tuple[LLM, Any, Any]) -> None:
+def test_a_few_steps_make_the_loss_less(world: tuple[Any, Any, Any]) -> None:
     _, trainer, view = world
     batch, generator = batch_of(view), torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(trainer.parameters(), lr=3e-3)
