@@ -17,7 +17,7 @@ import torch
 from models import checkpoints
 from mtp_checkpoints import LAYOUTS, Module, add_module
 from safetensors.torch import load_file, save_file
-from tiny_checkpoint import edit_weights, write
+from tiny_checkpoint import edit_json, edit_weights, write
 
 from benchmarks.stand_ins import head_weights, written_head
 from paceline import LLM, SamplingParams
@@ -332,6 +332,10 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, plain: LLM) -> None:
     for error, message, model in cases:
         with pytest.raises(error, match=message):
             load_mtp_head(model, target)
+    own_embedding = broken(lambda weights: None)
+    edit_json(own_embedding / "config.json", mtp_use_dedicated_embeddings=True)
+    with pytest.raises(UnsupportedModelError, match="an embedding of its own is not implemented"):
+        load_mtp_head(own_embedding, target)
     with pytest.raises(CheckpointError, match=r"is for hidden_size 64, but .* has 32"):
         load_mtp_head(broken(lambda weights: None), of_last_tokens().runner)
     with pytest.raises(ConfigError, match="draft_vocab_size must be left out for a trained head"):

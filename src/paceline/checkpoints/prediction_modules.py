@@ -210,6 +210,10 @@ def _module_spec(config: Mapping[str, Any], first: Mapping[str, str]) -> ModelSp
         layers = spec.layers[1:]
     else:
         layers = _last_like(spec, first)
+    if config.get("mtp_use_dedicated_embeddings"):
+        raise UnsupportedModelError(
+            f"{spec.family}: a prediction module with an embedding of its own is not implemented"
+        )
     if any(layer.mixer is not None for layer in layers):
         raise UnsupportedModelError(f"{spec.family}: a prediction module with a mixer is not implemented")
     return replace(spec, layers=layers, tied=False, stored_rows=None, final_norm=False)
