@@ -23,6 +23,7 @@ from benchmarks.stand_ins import head_weights, written_head
 from paceline import LLM, SamplingParams
 from paceline.config import DraftChoice, SpeculativeConfig
 from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.heads.feature_drafts import FeatureDrafts
 from paceline.drafters.heads.mtp import MtpDrafter
 from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models import load_runner
@@ -115,20 +116,38 @@ def fresh(world: World, count: int) -> torch.Tensor:
     return cached(world, cache)
 
 
-def test_the_cache_is_as_long_as_what_is_committed_and_holds_true_states(tmp_path: Path) -> None:
-    world = World("qwen3_5_text", tmp_path, tree_width=2)
+def check_lengths(world: World) -> Any:
+    """The state behind some rounds, after each of which the cache is as long as what is committed."""
     state = world.begin()
     for turn in range(6):
         tree = world.propose(state, 6, 3)
         path = tree.path(tree.leaves()[turn % len(tree.leaves())])[: turn % 4]
         world.commit(state, EMPTY_TREE if turn == 3 else tree, () if turn == 3 else path, own=20 + turn)
-        assert state.cache.length + state.states.count == len(world.tokens) - 1
         world.propose(state, 2, 1)
         assert state.cache.length == len(world.tokens) - 1 - state.states.count >= len(TEXT) - 1
+    return state
+
+
+def test_the_cache_is_as_long_as_what_is_committed_and_holds_true_states(tmp_path: Path) -> None:
+    world = World("qwen3_5_text", tmp_path, tree_width=2)
+    state = check_lengths(world)
     want = fresh(world, state.cache.length)
     assert close(cached(world, state.cache), want)
     world.states = world.states.roll(1, 0)
     assert not close(want, fresh(world, state.cache.length))
+
+
+def test_an_input_that_is_fed_twice_shows_in_the_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control."""
+
+    def careless(self: FeatureDrafts, state: Any) -> None:
+        self.head.commit([state.cache], [range(state.kept - 1)])
+        state.states.drop(state.kept - 1)
+        state.kept = 0
+
+    monkeypatch.setattr(FeatureDrafts, "_keep", careless)
+    with pytest.raises(AssertionError):
+        check_lengths(World("qwen3_5_text", tmp_path, tree_width=2))
 
 
 # ------------------------------------------------------------------------------------------------ a module that knows
