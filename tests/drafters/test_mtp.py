@@ -17,12 +17,13 @@ import torch
 from models import checkpoints
 from mtp_checkpoints import LAYOUTS, Module, add_module
 from safetensors.torch import load_file, save_file
-from tiny_checkpoint import edit_weights, write
+from tiny_checkpoint import edit_json, edit_weights, write
 
 from benchmarks.stand_ins import head_weights, written_head
 from paceline import LLM, SamplingParams
 from paceline.config import DraftChoice, SpeculativeConfig
 from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.heads.feature_drafts import FeatureDrafts
 from paceline.drafters.heads.mtp import MtpDrafter
 from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models import load_runner
@@ -115,20 +116,38 @@ def fresh(world: World, count: int) -> torch.Tensor:
     return cached(world, cache)
 
 
-def test_the_cache_is_as_long_as_what_is_committed_and_holds_true_states(tmp_path: Path) -> None:
-    world = World("qwen3_5_text", tmp_path, tree_width=2)
+def check_lengths(world: World) -> Any:
+    """The state behind some rounds, after each of which the cache is as long as what is committed."""
     state = world.begin()
     for turn in range(6):
         tree = world.propose(state, 6, 3)
         path = tree.path(tree.leaves()[turn % len(tree.leaves())])[: turn % 4]
         world.commit(state, EMPTY_TREE if turn == 3 else tree, () if turn == 3 else path, own=20 + turn)
-        assert state.cache.length + state.states.count == len(world.tokens) - 1
         world.propose(state, 2, 1)
         assert state.cache.length == len(world.tokens) - 1 - state.states.count >= len(TEXT) - 1
+    return state
+
+
+def test_the_cache_is_as_long_as_what_is_committed_and_holds_true_states(tmp_path: Path) -> None:
+    world = World("qwen3_5_text", tmp_path, tree_width=2)
+    state = check_lengths(world)
     want = fresh(world, state.cache.length)
     assert close(cached(world, state.cache), want)
     world.states = world.states.roll(1, 0)
     assert not close(want, fresh(world, state.cache.length))
+
+
+def test_an_input_that_is_fed_twice_shows_in_the_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control."""
+
+    def careless(self: FeatureDrafts, state: Any) -> None:
+        self.head.commit([state.cache], [range(state.kept - 1)])
+        state.states.drop(state.kept - 1)
+        state.kept = 0
+
+    monkeypatch.setattr(FeatureDrafts, "_keep", careless)
+    with pytest.raises(AssertionError):
+        check_lengths(World("qwen3_5_text", tmp_path, tree_width=2))
 
 
 # ------------------------------------------------------------------------------------------------ a module that knows
@@ -148,7 +167,7 @@ def of_last_tokens() -> LLM:
     return LLM(str(folder), speculative_config=None, dtype="float32", seed=1)
 
 
-def knowing(half: int) -> LLM:
+def knowing(half: int, **more: Any) -> LLM:
     """The same with a module whose layer adds nothing either, and reads the embedding (half 0) or the state (1)."""
     plain = of_last_tokens()
     info, stored = plain.runner.info, load_file(plain.folder / "model.safetensors")
@@ -165,7 +184,7 @@ def knowing(half: int) -> LLM:
             weight.fill_(1.0)
     weights["norm.weight"] = stored["model.norm.weight"]
     weights["fc.weight"][:, half * info.hidden_size :][:, : info.hidden_size] = torch.eye(info.hidden_size)
-    return plain.with_speculative_config({"method": "mtp", "model": written_head(own, weights), **FOUR})
+    return plain.with_speculative_config({"method": "mtp", "model": written_head(own, weights), **FOUR, **more})
 
 
 def accepted(llm: LLM) -> float:
@@ -250,6 +269,28 @@ def test_the_module_of_a_rounded_target_is_rounded_too(folder: Path, quantizatio
     assert outputs(fast, GREEDY) == outputs(rounded, GREEDY)
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_module_with_a_part_of_the_head_drafts_as_before_among_its_tokens(
+    folder: Path, quantization: str | None
+) -> None:
+    llm = LLM(str(folder), speculative_config=None, dtype="float32", quantization=quantization, seed=1)
+    entry = {"method": "mtp", "num_speculative_tokens": 3}
+    heads = []
+    for more in ({}, {"draft_vocab_size": 400}):
+        fast = llm.with_speculative_config(entry | more)
+        heads.append(fast.engine.parts.drafter_set.drafters[0].head)
+        assert outputs(fast, GREEDY) == outputs(llm, GREEDY)
+    states = torch.randn(1, llm.runner.info.hidden_size, generator=torch.Generator().manual_seed(0))
+    whole, part = (head.step([head.open()], [EMPTY_TREE], [0], tokens=[5], states=states, picked=[0]) for head in heads)
+    ids = heads[1].tokens
+    assert len(ids) == 400
+    assert heads[0].tokens is None
+    off = 2e-3 if quantization is None else 0.05 * whole.logits.std()
+    assert (part.logits - whole.logits[:, ids]).abs().max() < off
+    assert (part.logits - whole.logits[:, ids - 1]).abs().max() > off
+    assert torch.allclose(part.states, whole.states, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["deepseek_mtp", "qwen3_next_mtp", "mtp"])
 def test_names_of_vllm_are_known(name: str) -> None:
     assert SpeculativeConfig.parse({"method": name}) == SpeculativeConfig.parse({"method": "mtp"})
@@ -310,7 +351,13 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, plain: LLM) -> None:
     for error, message, model in cases:
         with pytest.raises(error, match=message):
             load_mtp_head(model, target)
+    own_embedding = broken(lambda weights: None)
+    edit_json(own_embedding / "config.json", mtp_use_dedicated_embeddings=True)
+    with pytest.raises(UnsupportedModelError, match="an embedding of its own is not implemented"):
+        load_mtp_head(own_embedding, target)
     with pytest.raises(CheckpointError, match=r"is for hidden_size 64, but .* has 32"):
         load_mtp_head(broken(lambda weights: None), of_last_tokens().runner)
+    with pytest.raises(ConfigError, match="draft_vocab_size must be left out for a trained head"):
+        knowing(0, draft_vocab_size=500)
     with pytest.raises(ConfigError, match="model must be the folder or hub id of a head for method 'mtp'"):
         MtpDrafter(DrafterArgs(vocab_size=128, index=0, max_context=64, target=target))

@@ -19,6 +19,7 @@ Sources: DeepSeek-V3 Technical Report (arXiv:2412.19437), MiMo (arXiv:2505.07608
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -84,6 +85,14 @@ class PredictionModule:
     parts: Mapping[str, str]
     layers: Mapping[str, str]
     state_first: bool
+
+    def head_share(self, vocab_size: int) -> float:
+        """The head's share of the numbers that a drafted token reads, where it drafts so many tokens."""
+        d, moe, read = self.spec.hidden_size, self.spec.moe, 0.0
+        for name, stored in self.layers.items():
+            share = moe.top_k / moe.experts if moe is not None and ".experts." in name else 1.0
+            read += share * math.prod(self.checkpoint.entries[stored].shape)
+        return vocab_size * d / (vocab_size * d + 2 * d * d + read)
 
     def read_part(self, part: str, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """`fc` (d, 2d), or a norm (d,)."""
@@ -208,6 +217,10 @@ def _module_spec(config: Mapping[str, Any], first: Mapping[str, str]) -> ModelSp
         layers = spec.layers[1:]
     else:
         layers = _last_like(spec, first)
+    if config.get("mtp_use_dedicated_embeddings"):
+        raise UnsupportedModelError(
+            f"{spec.family}: a prediction module with an embedding of its own is not implemented"
+        )
     if any(layer.mixer is not None for layer in layers):
         raise UnsupportedModelError(f"{spec.family}: a prediction module with a mixer is not implemented")
     return replace(spec, layers=layers, tied=False, stored_rows=None, final_norm=False)

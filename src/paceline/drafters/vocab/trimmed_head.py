@@ -62,13 +62,20 @@ def check(size: int | str | None, file: str | None) -> None:
 
 
 def cut_head(
-    size: int | str | None, file: str | None, models: Models, vocab_size: int, *, model: str | None = None
+    size: int | str | None,
+    file: str | None,
+    models: Models,
+    vocab_size: int,
+    *,
+    model: str | None = None,
+    share: float | None = None,
 ) -> HeadCut:
     """What the head of a draft keeps.
 
     Args:
         size: tokens; None leaves it to the counts, of `file` or of the target, without which all are kept.
         vocab_size: of the target. model: the draft's folder or hub id; None for a copy of the target.
+        share: of the head in what a step of the draft reads, where it is no whole model.
     Raises:
         ConfigError: fewer than have to be kept; a file that cannot be read, or does not say how many tokens are enough.
     """
@@ -79,7 +86,7 @@ def cut_head(
     where = "chosen by what the target wrote" if file is None else f"chosen by {file}"
     if size is None:
         counts = _halves(Path(str(file)), tokenizer, vocab_size) if counts is None else counts
-        size = counts.best_size(always, models.head_share(model))
+        size = counts.best_size(always, models.head_share(model) if share is None else share)
         if size >= vocab_size:
             return HeadCut(
                 None, f"the head keeps all {vocab_size:,} tokens: a smaller one would lose more than it saves"

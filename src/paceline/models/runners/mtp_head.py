@@ -12,7 +12,7 @@ Sources: DeepSeek-V3 Technical Report (arXiv:2412.19437), FastMTP (arXiv:2509.18
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -31,12 +31,20 @@ from paceline.models.runners.feature_head import FeatureHead, HeadParts, LayerIn
 from paceline.models.runners.native import NativeRunner
 from paceline.models.runners.state_layer import UNUSED, layer_runner, layer_spec, state_layer
 
+Kept = Callable[[float], Sequence[int] | None]
+"""Of a module of a checkpoint, the ascending ids of the tokens that it drafts, None for all, by the head's share of
+what a drafted token reads.
+"""
 
-def load_mtp_head(model: str | Path, target: Runner, *, tokenizer: Callable[[], str] = str) -> FeatureHead:
+
+def load_mtp_head(
+    model: str | Path, target: Runner, *, tokenizer: Callable[[], str] = str, kept: Kept = lambda share: None
+) -> FeatureHead:
     """The module in a folder or of a hub id: the target's own checkpoint, another one like it, or a trained head.
 
     Args:
         tokenizer: gives the fingerprint of the target's tokenizer, "" where it is not known.
+        kept: what a module of a checkpoint drafts; a trained head says so itself.
     Raises:
         CheckpointError: there is none, it is not whole, or it is for another model.
         UnsupportedModelError: its layers, or a target, that are not implemented.
@@ -54,7 +62,7 @@ def load_mtp_head(model: str | Path, target: Runner, *, tokenizer: Callable[[], 
             f"{name} holds no module for multi-token prediction; use a model that has one, or name one of "
             "`paceline train mtp` as model"
         )
-    return FeatureHead(_module_parts(module, target, name=name))
+    return FeatureHead(_module_parts(module, target, kept, name=name))
 
 
 class _MtpInputs:
@@ -91,7 +99,7 @@ def _trained_parts(config: HeadConfig, weights: Weights, target: Runner, *, name
     )  # fmt: skip
 
 
-def _module_parts(module: PredictionModule, target: Runner, *, name: str) -> HeadParts:
+def _module_parts(module: PredictionModule, target: Runner, kept: Kept, *, name: str) -> HeadParts:
     """A module of a checkpoint like the target's; its layers are rounded as the target's, what is before them is not.
 
     Raises:
@@ -103,24 +111,32 @@ def _module_parts(module: PredictionModule, target: Runner, *, name: str) -> Hea
             f"the prediction module of {name} is for hidden_size {spec.hidden_size}, but {info.name} has "
             f"{info.hidden_size}; use that of the same model"
         )
+    ids = kept(module.head_share(info.vocab_size))
+    tokens = None if ids is None else torch.tensor(ids, device=info.device)
+    rows = own_head_rows({}, target, tokens, name=name)
     fc = make_linear(module.read_part("fc", device=info.device, dtype=info.dtype), row_invariant=False)
     embed_norm, state_norm, norm = (
         make_norm(module.read_part(part, device=info.device, dtype=info.dtype), spec.norm_eps, offset=spec.norm_offset)
         for part in ("embed_norm", "state_norm", "norm")
     )
     return HeadParts(
-        taps=(info.num_layers,), embed=embedding_of(None, target, name), next_states=norm,
+        taps=(info.num_layers,), embed=embedding_of(None, target, name), next_states=norm, tokens=tokens,
         inputs=_MtpInputs(fc, embed_norm, state_norm, state_first=module.state_first),
-        to_logits=_head_of_normed(target, name), layer=_layers(module, target, name),
+        to_logits=_head_of_normed(target, name) if rows is None else None, layer=_layers(module, target, rows, name),
     )  # fmt: skip
 
 
-def _layers(module: PredictionModule, target: Runner, name: str) -> NativeRunner:
-    """A module's layers, with an embedding and a head that never run."""
-    info, spec = target.info, replace(module.spec, vocab_size=UNUSED)
+def _layers(module: PredictionModule, target: Runner, rows: torch.Tensor | None, name: str) -> NativeRunner:
+    """A module's layers, with the norm and so many rows (n, hidden) of a head, or with a head that never runs, and an
+    embedding that never does.
+    """
+    info, spec = target.info, replace(module.spec, logit_multiplier=1.0, logit_softcap=None)
     weights = module.read_layers(device=info.device, dtype=info.dtype)
-    for unused in ("embed.weight", "head.weight"):
-        weights[unused] = torch.ones(UNUSED, spec.hidden_size, device=info.device, dtype=info.dtype)
+    unused = torch.ones(UNUSED, spec.hidden_size, device=info.device, dtype=info.dtype)
+    weights |= {"embed.weight": unused, "head.weight": unused.clone() if rows is None else rows}
+    if rows is not None:
+        weights["final_norm.weight"] = module.read_part("norm", device=info.device, dtype=info.dtype)
+    spec = replace(spec, vocab_size=len(weights["head.weight"]), final_norm=rows is not None)
     if info.quantization is not None and info.quantization != BLOCKS:
         weights = quantize(weights, spec, cast(Form, info.quantization))
     return layer_runner(spec, weights, info, name=name)
