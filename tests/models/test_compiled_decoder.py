@@ -426,7 +426,6 @@ def test_what_compiled_passes_do_not_cover_runs_by_operators():
         {"intermediate_size": 84},
         {"attention_scale": -1.0},
         {"moe": moe, "parallel": True},
-        {"moe": moe, "gated": False},
         {"moe": replace(moe, shared=84)},
         {"attention_sinks": True, "attention_softcap": 1.0},
     ]:
