@@ -180,8 +180,9 @@ def test_threads_divide_the_work_to_the_same_bits(load: Load) -> None:
         assert torch.equal(*found), name
 
 
-def test_short_convolutions_keep_a_rows_bits(load: Load) -> None:
-    runner = load("lfm2-wide", exactness="strict")
+@pytest.mark.parametrize("name", ["lfm2-wide", "falcon_mamba-filled", "jamba-dense-filled"])
+def test_short_convolutions_and_states_behind_nodes_keep_a_rows_bits(load: Load, name: str) -> None:
+    runner = load(name, exactness="strict")
     native = native_of(runner)
     assert native is not None
     assert native.passes.row_invariant
@@ -206,5 +207,6 @@ def test_operators_carry_states_through_pieces_of_a_pass(load: Load, monkeypatch
 
 
 def test_strict_mode_names_what_it_is_not_there_for(load: Load) -> None:
+    assert what_varies(load("qwen3_5_text-wide"))
     with pytest.raises(ConfigError, match=r"not available for .*recurrent states are summed in another order"):
         load("qwen3_5_text-wide", exactness="strict")

@@ -38,7 +38,7 @@ def why_not_strict(spec: ModelSpec, device: torch.device) -> str | None:
     kinds = sorted({rope.kind for rope in spec.ropes.values()} & {"dynamic", "longrope"})
     if kinds:
         return f"the angles of its {kinds[0]} rotary embedding depend on the length of the text"
-    if any(state.heads for state in spec.states.values()):
+    if any(state.heads and not state.by_state for state in spec.states.values()):
         return "its recurrent states are summed in another order where tokens are read one by one"
     return None
 

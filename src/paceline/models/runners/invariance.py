@@ -122,7 +122,8 @@ class _InvarianceTrial:
         layers = zip(self.arena.layers[: self.plan.stop], self.runner.spec.layers, strict=False)
         with_keys = [(kv, layer.window) for kv, layer in layers if layer.keeps_keys]
         slots = [torch.from_numpy(keys_of(cache).slots_of_kind(0, length, window)) for _, window in with_keys]
-        return torch.stack([kv[at] for (kv, _), at in zip(with_keys, slots, strict=True)])
+        found = [kv[at] for (kv, _), at in zip(with_keys, slots, strict=True)]
+        return torch.stack(found) if found else torch.empty(0, length)
 
     def failures(self) -> Iterator[str]:
         """What changed, in words, way by way."""
