@@ -24,6 +24,7 @@ from paceline.utils import progress
 torch.set_num_threads(1)
 progress.PATIENCE = 3600.0  # else a busy machine adds lines to what tests look at
 gc.disable()  # until all tests are collected, since what is imported stays
+gc.set_threshold(20_000, 20, 10)  # else a twentieth of the time is spent on searches for garbage
 
 AUTHORITY = tempfile.NamedTemporaryFile("w", prefix="paceline-tests-", suffix=".pem")  # noqa: SIM115  # till the end
 AUTHORITY.writelines(Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")[:2])
@@ -37,6 +38,13 @@ def _settings() -> None:
     torch.manual_seed(0)
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _garbage() -> None:
+    """What other modules have imported and made is not searched for garbage again."""
+    gc.collect()
+    gc.freeze()
 
 
 FIRST = (

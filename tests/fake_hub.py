@@ -12,6 +12,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import pytest
+
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 
 
@@ -83,3 +85,16 @@ def serve(repository: str, folder: Path, *, stuck: Event | None = None) -> Itera
             stuck.set()
         server.shutdown()
         server.server_close()
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path) -> None:
+    """Let huggingface_hub, which reads its environment once, ask this hub and keep what comes in a folder."""
+    changed = {
+        "ENDPOINT": address,
+        "HUGGINGFACE_CO_URL_TEMPLATE": address + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_XET": True,
+    }
+    for name, value in changed.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)

@@ -69,11 +69,11 @@ def texts(denoiser: NativeDenoiser, tokenizer: Tokenizer, prompts: list[str]) ->
 @pytest.mark.parametrize("task", ["copy", "reverse", "insert_index", "remove_index", "replace_index"])
 def test_they_do_the_tasks_of_their_cards(task: str, model: tuple[str, NativeDenoiser, Tokenizer]) -> None:
     name, denoiser, tokenizer = model
-    chosen = items(task, split="test", count=10, seed=7)
+    chosen = items(task, split="test", count=6, seed=7)
     right = sum(
         item.right(text)
         for item, text in zip(chosen, texts(denoiser, tokenizer, [i.prompt for i in chosen]), strict=True)
     )
     card = (BUNDLED / name / "README.md").read_text(encoding="utf-8")
     [claimed] = re.findall(rf"\| {task} \| \w+ \| (\d+)% \|", card)
-    assert right >= 10 * int(claimed) / 100 - 3
+    assert right >= 6 * int(claimed) / 100 - 2

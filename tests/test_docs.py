@@ -6,11 +6,9 @@ import importlib.util
 import inspect
 import json
 import logging
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +18,6 @@ from types import ModuleType
 import pytest
 import typer
 
-import paceline
 from paceline import LLM, SamplingParams, registry
 from paceline.cli.app import app
 from paceline.cli.main import main
@@ -182,21 +179,18 @@ def test_verbs_of_verbs_are_listed_with_their_flags() -> None:
     assert "`--output`" in sections["paceline datastore build"]
 
 
-def test_the_drafter_of_the_example_is_taken_from_the_current_folder(tmp_path: Path) -> None:
+def test_the_drafter_of_the_example_is_taken_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copy(ROOT / "docs" / "my_module.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_module", raising=False)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one and Path(one) != ROOT / "docs"])
     config = json.dumps({"method": "my_module:EchoDrafter", "num_speculative_tokens": 2})
     words = ["generate", "a b a b a b", "--max-tokens", "8", "--json", "-s", config]
-    code = f"import sys; from paceline.cli.main import main; sys.exit(main({words!r}))"
-    path = os.pathsep.join([str(Path(paceline.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout)["metrics"]["drafters"]["echo"]["num_draft_tokens"] > 0
+    assert main(words) == 0
+    sys.modules.pop("my_module")
+    assert json.loads(capsys.readouterr().out)["metrics"]["drafters"]["echo"]["num_draft_tokens"] > 0
 
 
 def test_the_trainer_of_the_example_makes_a_head(

@@ -175,12 +175,18 @@ def turn_of(cell: Cell) -> int:
     return list(registry.DRAFTERS).index(cell.drafter)
 
 
-def asked_together(cell: Cell) -> list[tuple[str, int]]:
+def asked_together(cell: Cell, every: list[str]) -> list[tuple[str, int]]:
     """Parameters of a cell, each with the numbers of two prompts; drafters take turns, so that each parameter meets
     every prompt.
     """
-    every, many = parameters_of(cell, list(CASES)), len(BATCHES["together"])
-    return [(one, (list(CASES).index(one) + turn_of(cell) + more) % many) for one in every for more in (0, 2)]
+    many, mine = len(BATCHES["together"]), parameters_of(cell, every)
+    return [(one, (list(CASES).index(one) + turn_of(cell) + more) % many) for one in mine for more in (0, 2)]
+
+
+def together(live: Any, mode: str, asked: Sequence[tuple[str, int]]) -> list[list[Any]]:
+    """What parameters with prompts give in one batch."""
+    prompts, seeds = [BATCHES["together"][number] for _, number in asked], [SEED + number for _, number in asked]
+    return requested(live, prompts, [params(parameter, mode) for parameter, _ in asked], seeds)
 
 
 @named(EQUAL)
@@ -189,10 +195,8 @@ def test_bit_equal(cell: Cell) -> None:
     half = parameters_of(cell, list(CASES))[turn_of(cell) % 2 :: 2]
     for parameter, found in drafted(cell, half, "alone").items():
         assert found == plain(parameter, cell.mode, "alone"), parameter
-    asked = asked_together(cell)
-    prompts, seeds = [BATCHES["together"][number] for _, number in asked], [SEED + number for _, number in asked]
-    wanted = [params(parameter, cell.mode) for parameter, _ in asked]
-    for (parameter, number), found in zip(asked, requested(live_of(cell), prompts, wanted, seeds), strict=True):
+    asked = asked_together(cell, list(CASES))
+    for (parameter, number), found in zip(asked, together(live_of(cell), cell.mode, asked), strict=True):
         assert found == plain_each(parameter, cell.mode, "together")[number], (parameter, number)
 
 
@@ -270,7 +274,7 @@ def test_every_verifier_meets_every_parameter_and_every_drafter_does_in_every_mo
 
 
 def test_every_parameter_meets_every_prompt_of_a_batch_in_every_mode() -> None:
-    met = {(cell.mode, *one) for cell in EQUAL for one in asked_together(cell)}
+    met = {(cell.mode, *one) for cell in EQUAL for one in asked_together(cell, list(CASES))}
     assert met == set(product({cell.mode for cell in EQUAL}, CASES, range(len(BATCHES["together"]))))
 
 
@@ -294,11 +298,9 @@ class Bounded(TypicalAcceptance):
 
 @named(APPROXIMATE)
 def test_approximate_within_its_bound(cell: Cell) -> None:
-    for parameter in parameters_of(cell, TOUCHED):
-        runner = target()
-        live = engine([make(cell.drafter, options(cell.drafter), runner)], Bounded(), runner=runner)
-        for batch in BATCHES.values():
-            decoded(live, batch, params(parameter, cell.mode))
+    runner = target()
+    live = engine([make(cell.drafter, options(cell.drafter), runner)], Bounded(), runner=runner)
+    together(live, cell.mode, asked_together(cell, TOUCHED))
 
 
 @pytest.mark.parametrize("drafter", registry.DRAFTERS)

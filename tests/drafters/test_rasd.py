@@ -193,8 +193,8 @@ def p_value(controller: type[FixedController], outputs: int) -> float:
 
 
 def test_sharing_a_fixed_number_of_nodes_keeps_the_distribution() -> None:
-    assert p_value(FixedController, 1920) > ERROR
+    assert p_value(FixedController, 1280) > ERROR
 
 
 def test_the_check_catches_a_share_that_looks_at_what_was_drawn() -> None:
-    assert p_value(Careless, 1920) < ERROR
+    assert p_value(Careless, 1280) < ERROR

@@ -86,7 +86,7 @@ def test_the_output_distribution_stays(kind: type) -> None:
     target = ToyRunner(VOCAB, order=2, sharpness=1.0)
     live = engine(target, [build(kind, target)], 6)
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=LENGTH, n=64, ignore_eos=True)
-    requests = run(live, [PROMPT] * 30, params, seed=5000)
+    requests = run(live, [PROMPT] * 14, params, seed=5000)
     counts = Counter(tuple(o.token_ids) for request in requests for o in request.outputs)
     distribution = target_distribution(target)
     assert g_test([counts[k] for k in distribution], list(distribution.values())) > ERROR

@@ -36,7 +36,7 @@ def target_distribution(runner: ToyRunner) -> dict[tuple[int, ...], float]:
     return distribution
 
 
-def p_value(drafters: list[Any], tokens: int, *, sampled: Any = None, outputs: int = 1280) -> float:
+def p_value(drafters: list[Any], tokens: int, *, sampled: Any = None, outputs: int = 896) -> float:
     target = ToyRunner(VOCAB, order=2, sharpness=1.0)
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=LENGTH, n=64, ignore_eos=True)
     built = [make(target, index) for index, make in enumerate(drafters)]

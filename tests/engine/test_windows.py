@@ -189,7 +189,7 @@ def test_an_interrupt_spoils_nothing(folder: str, files: tuple[str, ...]) -> Non
         arena.version, arena.windowed.most = next(versions), 2
 
     def generation() -> list[Any]:
-        params = [SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, n=n) for n in (1, 2)]
+        params = [SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True, n=n) for n in (1, 2)]
         found = llm.generate([{"prompt_token_ids": ids[-40:]} for ids in PROMPTS[:2]], params)
         return [[one.token_ids for one in out.outputs] for out in found]
 

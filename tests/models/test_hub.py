@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -77,16 +74,14 @@ def test_files_are_no_folders(tmp_path: Path) -> None:
         resolve(tmp_path / "model.safetensors")
 
 
-def test_a_hub_id_out_of_the_cache_while_offline(tmp_path: Path) -> None:
-    """In a process of its own, since huggingface_hub reads its environment once."""
+def test_a_hub_id_out_of_the_cache_while_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = hub_cache(tmp_path, "some-org/tiny", fill)
-    code = "from paceline.checkpoints.hub import resolve; print(resolve('some-org/tiny')); resolve('some-org/other')"
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
-    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert found.stdout.strip() == str(snapshot), found.stderr
-    assert found.returncode == 1
-    assert "CheckpointError: no folder 'some-org/other', and some-org/other is not" in found.stderr
-    assert "HF_HUB_OFFLINE is set" in found.stderr
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert resolve("some-org/tiny") == snapshot
+    with pytest.raises(CheckpointError, match="no folder 'some-org/other', and some-org/other is not") as found:
+        resolve("some-org/other")
+    assert "HF_HUB_OFFLINE is set" in str(found.value)
 
 
 def _response(status: int, **headers: str) -> Any:

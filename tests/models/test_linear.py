@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -278,9 +279,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
 FAMILIES = sorted(set(CASES) - {"llama3", "llama-linear", "llama-yarn", "gemma3", "qwen3_moe-unnormed"})
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize(("name", "form"), list(zip(FAMILIES, cycle(("int8", "int4")), strict=False)))
 def test_every_family_runs_the_model_that_its_small_weights_stand_for(folders: Any, name: str, form: Form) -> None:
+    """Families take turns with the forms, which do the same to all maps of all families."""
     folder = folders(name)
     runner = load_runner(folder, quantization=form)
     native = native_of(runner)

@@ -42,11 +42,15 @@ by_name = pytest.mark.parametrize("name", CASES)
 
 
 @pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    return cache(lambda name, style: checkpoints.write(name, style, tmp_path_factory.mktemp(f"{name}-{style}")))
+
+
+@pytest.fixture(scope="module")
+def load(folder_of: Callable[[str, str], Path]) -> Load:
     @cache
     def runner(name: str, style: str) -> NativeRunner:
-        folder = checkpoints.write(name, style, tmp_path_factory.mktemp(f"{name}-{style}"))
-        loaded = load_runner(str(folder))
+        loaded = load_runner(str(folder_of(name, style)))
         assert native_of(loaded) is not None
         return loaded
 
@@ -74,14 +78,11 @@ def decode(runner: NativeRunner, sequence: Any, tokens: list[int]) -> torch.Tens
 
 
 @by_name
-@pytest.mark.parametrize("style", STYLES)
-def test_prefill(load: Load, name: str, style: str) -> None:
-    """However the files are written, the runner is the same, so that the other tests load one style."""
-    runner, first = load(name, style), load(name, STYLES[0])
-    assert runner.spec == first.spec
+def test_prefill(load: Load, name: str) -> None:
+    """One style of files is loaded, since all mean the same (`test_weights`)."""
+    runner = load(name, STYLES[0])
     for length in (12, LONG):
         logits = runner.extend([runner.open()], [TEXT[:length]], all_logits=True).logits
-        assert torch.equal(logits, first.extend([first.open()], [TEXT[:length]], all_logits=True).logits)
         wanted = reference(name, TEXT[:length])
         assert wanted.std() > 0.5, "the oracle's logits hardly vary, so that equality would say little"
         assert distance(logits, wanted) < CASES[name].tolerance
@@ -121,21 +122,26 @@ def test_cases_of_such_sizes_run_in_compiled_passes(load: Load, name: str) -> No
     assert isinstance(native.passes, CompiledDecoder)
 
 
+def first_step(name: str) -> int:
+    """From where a text is fed token by token: before 32, and before every length at which angles change."""
+    return 10 if CASES[name].by_length or "longrope" in name else 26
+
+
 @by_name
 def test_stepwise_decoding(load: Load, name: str) -> None:
-    runner = load(name, STYLES[0])
-    logits = decode(runner, prefilled(runner, TEXT[:10]), TEXT[10:LONG])
+    runner, first = load(name, STYLES[0]), first_step(name)
+    logits = decode(runner, prefilled(runner, TEXT[:first]), TEXT[first:LONG])
     assert distance(logits, _recomputed(name) if CASES[name].afresh else _stepwise(name)) < CASES[name].tolerance
 
 
 @cache
 def _stepwise(name: str) -> torch.Tensor:
-    """transformers' logits of TEXT[10:LONG], fed one by one into its cache."""
-    model, rows = checkpoints.fresh(name), []
+    """transformers' logits of the tokens from `first_step` to LONG, fed one by one into its cache."""
+    model, rows, first = checkpoints.fresh(name), [], first_step(name)
     with torch.no_grad():
-        out = model(torch.tensor([TEXT[:10]]), use_cache=True)
+        out = model(torch.tensor([TEXT[:first]]), use_cache=True)
         key = next(key for key in ("cache", "past_key_values") if key in out)
-        for token in TEXT[10:LONG]:
+        for token in TEXT[first:LONG]:
             out = model(torch.tensor([[token]]), use_cache=True, **{key: out[key]})
             rows.append(out.logits[0, -1])
     return torch.stack(rows)
@@ -143,14 +149,14 @@ def _stepwise(name: str) -> torch.Tensor:
 
 @cache
 def _recomputed(name: str) -> torch.Tensor:
-    """transformers' logits of TEXT[10:LONG], each from a forward pass over all that is before it."""
-    return torch.stack([reference(name, TEXT[: end + 1])[-1] for end in range(10, LONG)])
+    """The same, each from a forward pass over all that is before it."""
+    return torch.stack([reference(name, TEXT[: end + 1])[-1] for end in range(first_step(name), LONG)])
 
 
 @by_name
 def test_a_tree_gives_what_its_nodes_give_one_by_one(load: Load, name: str) -> None:
     runner = load(name, STYLES[0])
-    for length in (1, 20, 38):
+    for length in (1, 38):
         sequence = prefilled(runner, TEXT[:length])
         logits = runner.score([sequence], [TEXT[length]], [TREE]).logits
         for node in TREE.leaves():
@@ -342,12 +348,14 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("phi4flash", _fields(attention_scale=None)),
     ("phi4flash", _fields(norm_eps=1e-2)),
 ]
-WRONG += [(name, _theta) for name in CASES if all(name != one for one, _ in WRONG)]
+WRONG += [(name, _theta) for name in CASES if not name.endswith("-wide") and all(name != one for one, _ in WRONG)]
 
 
 @pytest.mark.parametrize(("name", "change"), WRONG)
-def test_the_check_catches_a_wrong_model(name: str, change: Callable[[ModelSpec], ModelSpec], tmp_path: Path) -> None:
-    folder = checkpoints.write(name, "new", tmp_path)
+def test_the_check_catches_a_wrong_model(
+    name: str, change: Callable[[ModelSpec], ModelSpec], folder_of: Callable[[str, str], Path]
+) -> None:
+    folder = folder_of(name, "new")
     spec, device = spec_from_config(read_config(folder)), torch.device("cpu")
     weights = load_weights(Checkpoint(folder), spec, device=device, dtype=torch.float32)
     kind: Any = RecurrentRunner if spec.states else NativeRunner

@@ -37,10 +37,12 @@ def edit(folder: Path, **changes: torch.Tensor | None) -> None:
     save_tensors(folder / SINGLE, {name: value for name, value in tensors.items() if value is not None})
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_all_styles_give_the_same_canonical_weights(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [name for name in CASES if not name.endswith("-wide")])
+def test_all_styles_give_the_same_shape_and_canonical_weights(name: str, tmp_path: Path) -> None:
+    """So that one of them is enough in other tests."""
     loaded = [load(checkpoints.write(name, style, tmp_path / style)) for style in STYLES]
-    spec = spec_from_config(read_config(tmp_path / "new"))
+    spec, *others = (spec_from_config(read_config(tmp_path / style)) for style in STYLES)
+    assert others == [spec, spec]
     assert {key: tuple(value.shape) for key, value in loaded[0].items()} == {t.name: t.shape for t in targets(spec)}
     for other in loaded[1:]:
         assert other.keys() == loaded[0].keys()

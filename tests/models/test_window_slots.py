@@ -78,10 +78,10 @@ def differ(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_keep_their_bits_and_memory_stays_bounded(model: Any, mode: str, windows: tuple[int | None, ...]) -> None:
     one, other = pair(model, windows, **MODES[mode])
-    found = [decoded(runner, opened(runner), tokens(40), 160) for runner in (one, other)]
+    found = [decoded(runner, opened(runner), tokens(40), 100) for runner in (one, other)]
     assert not differ(*found)
     assert places(one) <= 96
-    assert other.arena.slots > 400
+    assert other.arena.slots > 250
     assert one.arena.nbytes < other.arena.nbytes
 
 
@@ -90,7 +90,7 @@ def test_a_block_that_is_given_back_too_early_is_noticed(model: Any, mode: str) 
     one, other = pair(model, (WINDOW, None), **MODES[mode])
     assert one.arena.windowed is not None
     one.arena.windowed.window -= BLOCK
-    assert differ(*(decoded(runner, opened(runner), tokens(60), 160) for runner in (one, other)))
+    assert differ(*(decoded(runner, opened(runner), tokens(60), 40) for runner in (one, other)))
 
 
 def test_sequences_that_may_be_shortened_keep_everything(model: Any) -> None:
@@ -196,8 +196,8 @@ class Walk:
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_changes_in_a_random_life(model: Any, mode: str, limit: int | None) -> None:
     hits = 0
-    for seed in range(6):
-        runners = pair(model, KINDS[seed % 3], copy_limit=64, **MODES[mode])
+    for seed, windows in enumerate(KINDS, 3):
+        runners = pair(model, windows, copy_limit=64, **MODES[mode])
         if limit is not None:
             runners[0].memory.set_limit(limit * runners[0].memory.block_bytes, 2)
             runners[0].memory.allocate_single_blocks(True)

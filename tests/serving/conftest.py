@@ -35,6 +35,9 @@ async def _nap(seconds: float) -> None:
 
 
 pytest.MonkeyPatch().setattr("uvicorn.server.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": _nap}))
+IDLE = SimpleNamespace(freeze=lambda: None, unfreeze=lambda: None)
+"""In place of `gc`: a server that ends would let all that was ever imported be searched for garbage again."""
+pytest.MonkeyPatch().setattr("paceline.serving.app.gc", IDLE)
 
 
 @pytest.fixture(scope="session")

@@ -263,7 +263,8 @@ def process(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "paceline", "serve", "--port", port, "--batch-folder", str(folder), "-s", "null"]
+    flags = ("--port", port, "--batch-folder", str(folder), "-s", "null", "--dtype", "float32")
+    command = [sys.executable, "-m", "paceline", "serve", *flags]
     with (folder.parent / "log").open("ab") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)
     try:
@@ -284,7 +285,7 @@ def _ready(url: str) -> bool:
 
 def test_a_batch_goes_on_after_a_kill(openai: Any, llm: LLM, tmp_path: Path) -> None:
     folder = tmp_path / "kept"
-    lines = [line(number, max_tokens=60, ignore_eos=True) for number in range(60)]
+    lines = [line(number, max_tokens=48, ignore_eos=True) for number in range(40)]
     with process(folder) as (server, url):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
         batch = begun(client, *lines)
@@ -294,14 +295,14 @@ def test_a_batch_goes_on_after_a_kill(openai: Any, llm: LLM, tmp_path: Path) -> 
     written = [path.read_bytes() for path in (folder / "files").glob("*.jsonl")]
     (before,) = [text for text in written if b"batch_req_" in text]
     whole = before.splitlines(keepends=True)
-    assert 2 <= len(whole) < 60, "control: it was killed in the middle"
+    assert 2 <= len(whole) < 40, "control: it was killed in the middle"
     with serving(AsyncLLM(llm), batch_folder=str(folder)) as live:
         client = client_of(openai, live)
         batch = ended(client, batch)
-        assert (batch.status, batch.request_counts.completed) == ("completed", 60)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 40)
         text = client.files.content(batch.output_file_id).content
         assert {one for one in whole if one.endswith(b"\n")} <= set(text.splitlines(keepends=True))
-        assert len(answers(client, batch.output_file_id)) == 60
+        assert len(answers(client, batch.output_file_id)) == 40
 
 
 def test_a_full_disk_fails_the_batch_and_leaves_what_was_answered(
@@ -389,20 +390,26 @@ def test_requests_of_a_batch_that_are_cancelled_twice_leave_their_room_to_others
     asyncio.run(told())
 
 
-def test_a_request_that_waits_for_its_quota_leaves_its_place_to_others() -> None:
-    answers = iter([httpx.Response(429, headers={"retry-after": "1"}), httpx.Response(200, json={"id": "x"})])
+def test_a_request_that_waits_for_its_quota_leaves_its_place_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.batch.sending.FIRST_WAIT", 0.2)
+    answers, asked = iter([httpx.Response(429), httpx.Response(200, json={"id": "x"})]), list[httpx.Request]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return next(answers)
 
     async def told() -> None:
         room = Room(lambda: 0, lambda: 2)  # one place
-        transport = httpx.MockTransport(lambda request: next(answers))
-        async with httpx.AsyncClient(transport=transport, base_url="http://batch") as http:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://batch") as http:
             sender = PoliteSender(http, room, asyncio.Event())
             request = BatchRequest(custom_id="r1", url=ENDPOINT, body={"prompt": "x"})
             sending = asyncio.create_task(sender.send(request))
-            await asyncio.sleep(0.2)
+            while not asked:
+                await asyncio.sleep(0.01)
             await asyncio.wait_for(room.take(asyncio.Event()), 1)
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.4)
             assert not sending.done(), "it comes back when there is room"
+            assert len(asked) == 1
             room.give()
             assert isinstance(await asyncio.wait_for(sending, 5), BatchAnswer)
             await asyncio.wait_for(room.take(asyncio.Event()), 1)

@@ -51,14 +51,17 @@ def test_heads_and_bodies_that_trickle_in_are_cut_off(llm: LLM) -> None:
     for live in serve(AsyncLLM(llm), receive_timeout=0.5):
         host = live.url.removeprefix("http://").encode()
         head = b"POST /v1/completions HTTP/1.1\r\nHost: " + host + b"\r\nContent-Type: application/json\r\n"
-        assert closed(live, b"", b"")[0]  # nothing is sent
-        assert closed(live, head, b"X-A: b\r\n")[0]
-        over, told = closed(live, head + b"Content-Length: 200\r\n\r\n")
-        assert over
-        assert b" 408 " in told.split(b"\r\n")[0]
-        over, told = closed(live, head + b"Content-Length: 999999999\r\n\r\n")
-        assert over
-        assert b" 413 " in told.split(b"\r\n")[0]
+        sent = [
+            (b"", b""),  # nothing
+            (head, b"X-A: b\r\n"),
+            (head + b"Content-Length: 200\r\n\r\n", b" "),
+            (head + b"Content-Length: 999999999\r\n\r\n", b" "),
+        ]
+        with ThreadPoolExecutor(len(sent)) as pool:
+            found = list(pool.map(lambda given, live=live: closed(live, *given), sent))
+        assert all(over for over, _ in found)
+        for (_, told), code in zip(found[2:], (b" 408 ", b" 413 "), strict=True):
+            assert code in told.split(b"\r\n")[0]
         body = {"prompt": "One day", "max_tokens": 400, "ignore_eos": True}
         start = time.perf_counter()
         while time.perf_counter() - start < 1.2:  # longer than a request may take to arrive

@@ -631,36 +631,57 @@ def test_completed_is_said_after_the_commit(live: Live, monkeypatch: pytest.Monk
     assert order.index("stored") < order.index("event: response.incomplete")
 
 
-def test_what_was_said_to_be_completed_survives_a_kill(llm: LLM, tmp_path: Path) -> None:
+def events_of(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The events of a stream of responses with what each is about."""
+    for line in lines:
+        if line.startswith("data: {"):
+            event = json.loads(line.removeprefix("data: "))
+            yield event["type"], event.get("response", {})
+
+
+def test_what_was_completed_survives_a_kill_and_what_had_begun_is_lost(llm: LLM, tmp_path: Path) -> None:
+    """In a stream it is unknown then, in the background it has failed."""
     file = str(tmp_path / "responses.db")
     command = [sys.executable, "-m", "paceline", "serve", "--port", "0", "--response-file", file, "--dtype", "float32"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"})
+    long: dict[str, Any] = {"input": "Hi", "max_output_tokens": 1900, "ignore_eos": True}
     try:
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
         url = next(found[0] for line in lines if (found := re.search(r"http://[\d.:]+", line)))
-        whole = httpx.post(url + PATH, json={"input": "One", "max_output_tokens": 3}, timeout=60).json()
-        done, names = "", list[str]()
-        for most in (4, 1900):
-            body = {"input": "Hi", "max_output_tokens": most, "stream": True, "ignore_eos": True}
-            with httpx.stream("POST", url + PATH, json=body, timeout=60) as answer:
-                for line in answer.iter_lines():
-                    if '"response.created"' in line and line.startswith("data: "):
-                        names.append(json.loads(line.removeprefix("data: "))["response"]["id"])
-                    if line.startswith("data: ") and '"response.incomplete"' in line:
-                        done = json.loads(line.removeprefix("data: "))["response"]
-                        break
-                    if most > 4 and '"response.output_text.delta"' in line:
-                        process.send_signal(signal.SIGKILL)
-                        break
+        with httpx.Client(base_url=url, timeout=60) as http:
+
+            def asked(**more: Any) -> Any:
+                return http.post(PATH, json=long | more).json()
+
+            whole = asked(max_output_tokens=3)
+            with http.stream("POST", PATH, json=long | {"max_output_tokens": 4, "stream": True}) as answer:
+                done = dict(events_of(answer.iter_lines()))["response.incomplete"]
+            ended = asked(max_output_tokens=4, background=True)["id"]
+            assert comes(lambda: http.get(f"{PATH}/{ended}").json()["status"] == "incomplete")
+            with http.stream("POST", PATH, json=long | {"stream": True}) as answer:
+                events = events_of(answer.iter_lines())
+                cut = next(response["id"] for kind, response in events if kind == "response.created")
+                assert any(kind == "response.output_text.delta" for kind, _ in events)
+                lost = [asked(background=True)["id"] for _ in range(20)]  # some run, the others wait
+                process.send_signal(signal.SIGKILL)
     finally:
         process.kill()
         process.wait()
-    for live in serve(AsyncLLM(llm), response_file=file):
-        assert live.http.get(f"{PATH}/{names[0]}").json() == done
+    with serving(AsyncLLM(llm), response_file=file) as live:
+        assert live.http.get(f"{PATH}/{done['id']}").json() == done
         assert live.http.get(f"{PATH}/{whole['id']}").json() == whole
-        assert live.http.get(f"{PATH}/{names[1]}").status_code == 404  # it had not ended
-        assert live.ok(PATH, input="Again", previous_response_id=names[0], max_output_tokens=2)["output"]
+        assert live.http.get(f"{PATH}/{cut}").status_code == 404
+        assert live.ok(PATH, input="Again", previous_response_id=done["id"], max_output_tokens=2)["output"]
+        assert live.http.get(f"{PATH}/{ended}").json()["status"] == "incomplete", "control"
+        for name in lost:
+            found = live.http.get(f"{PATH}/{name}").json()
+            assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+            assert "the server ended before the answer was complete" in found["error"]["message"]
+        assert live.http.get(f"{PATH}/{lost[0]}/input_items").json()["data"][0]["content"][0]["text"] == "Hi"
+        assert live.http.delete(f"{PATH}/{lost[0]}").status_code == 200
+        assert live.http.get(f"{PATH}/{lost[0]}").status_code == 404
+    assert not list(tmp_path.glob("*-server-*")), "no marks of servers are left"
 
 
 @pytest.mark.parametrize(("text", "wanted"), [(None, ""), ("", ""), ("hm", "hm")])
@@ -746,40 +767,6 @@ def test_the_background_fails_with_the_server_and_by_its_clock(llm: LLM, tmp_pat
             slow = live.ok(PATH, **body)["id"]
             assert comes(lambda: live.http.get(f"{PATH}/{slow}").json()["status"] == "failed")
         assert "longer than this server allows" in live.http.get(f"{PATH}/{slow}").json()["error"]["message"]
-
-
-def test_what_a_killed_server_had_begun_in_the_background_comes_back_as_failed(llm: LLM, tmp_path: Path) -> None:
-    file = str(tmp_path / "responses.db")
-    command = [sys.executable, "-m", "paceline", "serve", "--port", "0", "--response-file", file, "--dtype", "float32"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"})
-    try:
-        assert process.stdout is not None
-        lines = iter(process.stdout.readline, "")
-        url = next(found[0] for line in lines if (found := re.search(r"http://[\d.:]+", line)))
-        with httpx.Client(base_url=url, timeout=60) as http:
-
-            def asked(most: int) -> str:
-                body = {"input": "Hi", "background": True, "max_output_tokens": most, "ignore_eos": True}
-                name: str = http.post(PATH, json=body).json()["id"]
-                return name
-
-            ended = asked(4)
-            assert comes(lambda: http.get(f"{PATH}/{ended}").json()["status"] == "incomplete")
-            lost = [asked(1900) for _ in range(20)]  # some run, the others wait
-            process.send_signal(signal.SIGKILL)
-    finally:
-        process.kill()
-        process.wait()
-    with serving(AsyncLLM(llm), response_file=file) as live:
-        assert live.http.get(f"{PATH}/{ended}").json()["status"] == "incomplete", "control"
-        for name in lost:
-            found = live.http.get(f"{PATH}/{name}").json()
-            assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
-            assert "the server ended before the answer was complete" in found["error"]["message"]
-        assert live.http.get(f"{PATH}/{lost[0]}/input_items").json()["data"][0]["content"][0]["text"] == "Hi"
-        assert live.http.delete(f"{PATH}/{lost[0]}").status_code == 200
-        assert live.http.get(f"{PATH}/{lost[0]}").status_code == 404
-    assert not list(tmp_path.glob("*-server-*")), "no marks of servers are left"
 
 
 def test_a_response_in_the_background_runs_for_all_servers_that_share_a_file(llm: LLM, tmp_path: Path) -> None:

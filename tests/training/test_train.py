@@ -152,6 +152,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(
 ) -> None:
     calm, killed, other = tmp_path / "calm", tmp_path / "killed", tmp_path / "other"
     run(monkeypatch, prompts, calm, 0)
+    for folder in (killed, other):  # which need not ask again
+        (folder / "run").mkdir(parents=True)
+        copyfile(calm / "run" / "answers.jsonl", folder / "run" / "answers.jsonl")
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(prompts), str(killed), "0"])
     curve = killed / "run" / "curve.json"
     end = time.monotonic() + 120
