@@ -80,11 +80,15 @@ LAYOUTS: dict[str, Layout] = {
         alone={"num_hidden_layers": 2, "layers_block_type": ["full_attention", "moe"]},
         config={"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"},
     ),
-    "deepseek_v2-groups": Layout(
-        layers=lambda index: f"model.layers.{SIZES['num_hidden_layers'] + index}.", keys=qwen_moe_keys,
-        parts=[f"model.layers.{SIZES['num_hidden_layers']}.{name}" for name in DEEPSEEK], alone=ONE,
-        config={"num_nextn_predict_layers": 1},
-    ),
+    **{
+        name: Layout(
+            layers=lambda index: f"model.layers.{SIZES['num_hidden_layers'] + index}.", keys=qwen_moe_keys,
+            parts=[f"model.layers.{SIZES['num_hidden_layers']}.{part}" for part in DEEPSEEK],
+            alone={**ONE, "mlp_layer_types": ["sparse"], "first_k_dense_replace": 0},
+            config={"num_nextn_predict_layers": 1},
+        )
+        for name in ("deepseek_v3", "glm4_moe")
+    },
 }  # fmt: skip
 """By the checkpoint case of the target."""
 

@@ -23,7 +23,7 @@ from paceline.tree import EMPTY_TREE, TokenTree
 TEXTS = [tuple((5 * i + 7 * j) % 90 + 4 for i in range(12 + j)) for j in range(2)]
 
 
-@pytest.fixture(scope="module", params=["made", "qwen3_5_text", "qwen3_next", "mimo", "deepseek_v2-groups"])
+@pytest.fixture(scope="module", params=["made", "qwen3_5_text", "qwen3_next", "mimo", "deepseek_v3"])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any]:
     """A target, a trainer of a new module or of the one in the target's files, and what it reads of the target."""
     case, folder = request.param, tmp_path_factory.mktemp("target")
