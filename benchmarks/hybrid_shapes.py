@@ -77,6 +77,9 @@ KIMI = {
     "v_head_dim": 64, "linear_head_dim": 64, "linear_num_heads": 16, "num_experts": 32, "num_experts_per_token": 4,
     "moe_intermediate_size": 256,
 }  # fmt: skip
+WHOLE_HEADS = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
+"""Of Bamba, which rotates halves of heads: where a part is rotated, llama.cpp's converter pairs other dimensions."""
+
 THIRDS = ["conv", "conv", "full_attention", "conv", "full_attention", "conv", "full_attention", "conv"]
 QUARTERS = ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 2
 EIGHTH = ["mamba"] * 4 + ["attention"] + ["mamba"] * 3
@@ -100,7 +103,7 @@ SMALL: Mapping[str, Shape] = {
         MAMBA2 | {"mamba_n_heads": 24, "mamba_d_ssm": 1536, "num_attention_heads": 8, "num_key_value_heads": 2}
         | {"head_dim": 64},
     ),
-    "bamba": ("bamba", MAMBA2 | {"attn_layer_indices": [4]}),
+    "bamba": ("bamba", MAMBA2 | {"attn_layer_indices": [4], "rope_parameters": WHOLE_HEADS}),
     "jamba": (
         "jamba",
         {"intermediate_size": 704, "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_period": 2}
