@@ -69,7 +69,7 @@ class HybridConfig(TrainConfig):
         None, "Layers that keep their attention, for hybrid: 3,7,11; every fourth by default.", check=check_layers
     )
     matching_share: float = option(
-        0.4, "Of a run of hybrid, in which each mixer learns what its attention gives.", low=0.0, high=1.0,
+        0.1, "Of a run of hybrid, in which each mixer learns what its attention gives.", low=0.0, high=1.0,
         rule="be in 0..1",
     )  # fmt: skip
 
