@@ -135,7 +135,7 @@ class Cutting(registry.load("controllers", "kangaroo")):  # type: ignore[misc]
 
 
 def test_the_check_catches_a_policy_that_cuts_by_what_was_drawn() -> None:
-    assert p_value(Cutting(threshold=0.0), outputs=1024) < ERROR
+    assert p_value(Cutting(threshold=0.0)) < ERROR
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -193,7 +193,7 @@ def test_without_draws_they_are_levels() -> None:
 SIZE = 3
 
 
-def beams_p_value(samples: int = 1500) -> float:
+def beams_p_value(samples: int = 750) -> float:
     """G-test of the two texts at the end of a beam: draws of texts without replacement, in their order."""
     runner = ToyRunner(SIZE, order=None, sharpness=1.0)
     drafter = drafter_of(runner, SIZE, tree_policy="rsd_s", tree_width=2)

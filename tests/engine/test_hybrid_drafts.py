@@ -245,7 +245,7 @@ VOCAB, STEPS = 6, 3
 TEXT = [1, 2, 1, 2, 3, 1, 2]
 
 
-def _p_value(crew: str, outputs: int = 960) -> float:
+def _p_value(crew: str, outputs: int = 480) -> float:
     """Of a G-test of sampled outputs against the products of the target's rows."""
     target = hybrid(vocab=VOCAB)
     params = SamplingParams(temperature=0.9, max_tokens=STEPS, n=32, ignore_eos=True)

@@ -383,8 +383,8 @@ def test_outputs_follow_the_steered_distribution(given: dict[str, Any]) -> None:
     target, second = toy(), amateur()
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=LENGTH, n=64, ignore_eos=True, steering=given)
     live = live_with(target, second, [tree_drafter(target)], 6)
-    requests = run(live, [PROMPT] * 12, params, seed=1000)
-    assert sum(request.metrics.num_accepted_tokens for request in requests) > 100
+    requests = run(live, [PROMPT] * 6, params, seed=1000)
+    assert sum(request.metrics.num_accepted_tokens for request in requests) > 50
     assert not any(request.metrics.dropped_drafters for request in requests)
     assert target.open_caches == second.open_caches == 0
     counts = Counter(tuple(o.token_ids) for request in requests for o in request.outputs)
