@@ -251,6 +251,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"] * 3}, "layer_types"),
     ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ({"clip_qkv": 8.0}, "clip_qkv"),
+    ({"model_type": "glm4_moe_lite", "mlp_layer_types": ["dense", "sparse", "else"]}, "'else'"),
     ({"model_type": "mistral4", "n_group": 2}, "n_group=2"),
     ({"model_type": "minimax_m2", "use_qk_norm": False}, "use_qk_norm=False"),
     ({"model_type": "hunyuan_v1_moe", "num_experts": [2, 3, 2]}, "num_experts that differs"),

@@ -256,7 +256,11 @@ def _rotated(keys: ConfigKeys, count: int) -> list[bool]:
 
 
 def sparse_layers(keys: ConfigKeys, count: int) -> list[bool]:
-    """Which layers are mixtures of experts."""
+    """Which layers are mixtures of experts: as `mlp_layer_types` says, or older keys."""
+    if (kinds := keys.items("mlp_layer_types", count)) is not None:
+        if unknown := [kind for kind in kinds if kind not in ("dense", "sparse")]:
+            raise UnsupportedModelError(f"{keys.family}: MLPs of type {unknown[0]!r} are not implemented")
+        return [kind == "sparse" for kind in kinds]
     dense, step = keys.integers("mlp_only_layers") or [], keys.size("decoder_sparse_step")
     first = keys.count("first_k_dense_replace")
     return [layer >= first and layer not in dense and (layer + 1) % step == 0 for layer in range(count)]
