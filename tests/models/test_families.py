@@ -194,6 +194,10 @@ def test_windows() -> None:
     assert windows({"model_type": "gemma2"}) == [4096, None, 4096]
     assert windows({"model_type": "llama", "sliding_window": 8}) == [None] * 3
     assert windows({"model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": 2}) == [8, None, 8]
+    letters = {"model_type": "exaone4", "sliding_window": 8, "num_hidden_layers": 5}
+    assert windows(letters | {"sliding_window_pattern": "LG"}) == [8, None, 8, None, None]
+    with pytest.raises(CheckpointError, match="'sliding_window_pattern' must be an integer or letters L and G"):
+        windows(letters | {"sliding_window_pattern": "LX"})
     spec = spec_from_config(OLD | {"model_type": "exaone4", "sliding_window": None})
     assert [(layer.window, layer.rope) for layer in spec.layers] == [(None, "default")] * 3
     assert windows({"model_type": "smollm3", **slides, "no_rope_layers": [1, 0, 1]}) == [None, 8, None]

@@ -241,7 +241,17 @@ def _slides(keys: ConfigKeys, windows: Windows, layer: int) -> bool:
         return not _rotated(keys, layer + 1)[layer]
     if keys.known("max_window_layers"):
         return layer >= keys.count("max_window_layers")
+    pattern = keys.get("sliding_window_pattern")
+    if isinstance(pattern, str):
+        return _slides_in_letters(keys, pattern, layer)
     return bool((layer + 1) % keys.size("sliding_window_pattern"))
+
+
+def _slides_in_letters(keys: ConfigKeys, pattern: str, layer: int) -> bool:
+    """The same of a pattern in letters, "LLLG": local and global, from the first layer on; the last one is global."""
+    if not pattern or set(pattern) - {"L", "G"}:
+        raise keys.wrong("sliding_window_pattern", "an integer or letters L and G")
+    return pattern[layer % len(pattern)] == "L" and layer + 1 < keys.size("num_hidden_layers")
 
 
 def _rotated(keys: ConfigKeys, count: int) -> list[bool]:
