@@ -15,12 +15,12 @@ CONTEXTS: list[Context] = []
 
 
 class Reader(Drafter):
-    """Wants the states of `tap_window` tokens, None of all, behind one layer."""
+    """Wants the states of `window` tokens, None of all, behind one layer; of kept prompts of `again`."""
 
     name = "reader"
 
-    def __init__(self, args: DrafterArgs, *, window: int | None = None) -> None:
-        self.taps, self.tap_window = (1,), window
+    def __init__(self, args: DrafterArgs, *, window: int | None = None, again: int | None = None) -> None:
+        self.taps, self.tap_window, self.tap_reread = (1,), window, again
 
     def begin(self, contexts: Sequence[Context]) -> list[Any]:
         SEEN.extend(context.taps.get(1, torch.empty(0, 32)) for context in contexts)

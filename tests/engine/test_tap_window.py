@@ -30,11 +30,15 @@ def states(plain: LLM) -> torch.Tensor:
     return plain.runner.extend([plain.runner.open()], [PROMPT[:-1]], taps=(1,)).taps[1]
 
 
-def read(plain: LLM, window: int | None, prompts: Sequence[Sequence[int]]) -> list[int | None]:
+def read(
+    plain: LLM, window: int | None, prompts: Sequence[Sequence[int]], again: int | None = None
+) -> list[int | None]:
     """Cached tokens of each prompt, one after the other; what drafters saw is in SEEN."""
     SEEN.clear()
     CONTEXTS.clear()
-    llm = plain.with_speculative_config({"method": "tap_readers:Reader", "window": window, "num_speculative_tokens": 2})
+    llm = plain.with_speculative_config(
+        {"method": "tap_readers:Reader", "window": window, "again": again, "num_speculative_tokens": 2}
+    )
     found = [llm.generate([{"prompt_token_ids": list(ids)}], PARAMS)[0] for ids in prompts]
     assert not any(one.metrics.dropped_drafters for one in found)
     return [one.num_cached_tokens for one in found]
@@ -50,6 +54,17 @@ def test_the_windows_states_are_those_of_a_whole_pass(plain: LLM, states: torch.
     for found in SEEN:
         assert torch.equal(found, states[99 - count :])
         assert not torch.equal(found, states[98 - count : 98]) or not count  # one token off shows
+
+
+@pytest.mark.parametrize(("window", "again"), [(80, 10), (None, 30)])
+def test_of_a_kept_prompt_less_is_read_again(plain: LLM, window: int | None, again: int) -> None:
+    prompt = [token + again for token in PROMPT]  # which no other test has read
+    kept = read(plain, window, [prompt, prompt], again)[1]
+    assert kept == (99 - again) // BLOCK * BLOCK > 0
+    states = plain.runner.extend([plain.runner.open()], [prompt[:-1]], taps=(1,)).taps[1]
+    first, second = SEEN
+    assert torch.equal(first, states if window is None else states[-window:])
+    assert torch.equal(second, states[kept:])
 
 
 def test_prompts_that_begin_alike_share_what_lies_before_the_window(plain: LLM) -> None:

@@ -325,9 +325,10 @@ def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:
     whole = isinstance(taps, Sequence) and all(isinstance(layer, int) and not isinstance(layer, bool) for layer in taps)
     if not whole or not all(-1 <= layer <= last for layer in taps):
         raise DrafterError(f"taps of drafter {name!r} must be a tuple of layers in -1..{last}, got {shortened(taps)}")
-    window = drafter.tap_window
-    if window is not None and not (isinstance(window, int) and not isinstance(window, bool) and window >= 0):
-        raise DrafterError(f"tap_window of drafter {name!r} must be None or 0 or more tokens, got {shortened(window)}")
+    for key in ("tap_window", "tap_reread"):
+        window = getattr(drafter, key)
+        if window is not None and not (isinstance(window, int) and not isinstance(window, bool) and window >= 0):
+            raise DrafterError(f"{key} of drafter {name!r} must be None or 0 or more tokens, got {shortened(window)}")
     if taps and not runner.capabilities.taps:
         raise _unable(name, "taps", runner)
 

@@ -50,8 +50,8 @@ class Context:
         apply_rules: the request's sampling rules on raw logits (r, v) at the given paths (tokens after the root, one
             path per row), as float32 log-weights (r, v); so q can follow the target's rules. None where there are none.
         taps: layer -> (n, hidden) states of the prompt's last n tokens but the very last, for drafters with `taps`: all
-            of them, or at least `tap_window`; empty where n is 0. They are there in `begin` and `fork`, and given up
-            behind these.
+            of them, or at least `tap_window`, or `tap_reread` where the prompt began in the prefix cache; empty where n
+            is 0. They are there in `begin` and `fork`, and given up behind these.
         tenant: tables learned from text are shared within one tenant only.
         prediction: tokens that the caller expects as output; may be empty, and may hold ids beyond the vocabulary.
         forced: gives up to so many tokens that structured_outputs makes certain, or likely, to come next, with their
@@ -246,6 +246,8 @@ class Drafter(ABC):
         taps: layers of the target whose hidden states it wants, in the prompt and in every score.
         tap_window: of how many tokens at the end of a prompt it wants them, so that beginnings of prompts that are
             known need not be computed again; None is all.
+        tap_reread: of how many it wants them where the prefix cache holds more of the prompt: so many tokens are read
+            again. None is `tap_window`.
         catches_up: it needs no `observe` after a step without drafts, since it reads new tokens from its contexts when
             it next drafts.
         plain_every: without `catches_up`, it needs `observe` after one in so many of those steps; it may change this in
@@ -268,6 +270,7 @@ class Drafter(ABC):
     note: str = ""
     taps: Sequence[int] = ()
     tap_window: int | None = None
+    tap_reread: int | None = None
     catches_up: bool = False
     plain_every: int = 1
     shares_state: bool = False

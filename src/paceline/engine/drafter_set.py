@@ -63,9 +63,11 @@ class DrafterSet:
         self.names = [drafter.name for drafter in drafters]
         self.vocab_size = vocab_size
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
-        windows = [drafter.tap_window for drafter in drafters if drafter.taps]
-        known = [window for window in windows if window is not None]
-        self.tap_window = max(known, default=0) if len(known) == len(windows) else None
+        readers = [drafter for drafter in drafters if drafter.taps]
+        self.tap_window = _most([drafter.tap_window for drafter in readers])
+        self.tap_reread = _most(
+            [drafter.tap_window if drafter.tap_reread is None else drafter.tap_reread for drafter in readers]
+        )
         self._listeners = [drafter for drafter in drafters if not drafter.catches_up]
         self._unheard = 0  # steps without drafts since the last one that was told
         self._ahead = [i for i, drafter in enumerate(drafters) if drafter.works_ahead]
@@ -396,3 +398,9 @@ def _within(budget: Budget, most: int) -> Budget:
     depth = min(budget.depth, most)
     shape = None if budget.shape is None else budget.shape.cut(most, depth)
     return replace(budget, nodes=most, depth=depth, shape=shape)
+
+
+def _most(windows: Sequence[int | None]) -> int | None:
+    """The largest of some numbers of tokens, where None is all; 0 where there are none."""
+    known = [window for window in windows if window is not None]
+    return max(known, default=0) if len(known) == len(windows) else None

@@ -27,11 +27,12 @@ class PrefixCache:
 
     Args:
         memory: of the runner.
-        tap_window: of how many tokens at the end of a prompt drafters want the hidden states; None is all.
+        tap_reread: how many tokens at the end of a prompt are read again for drafters that want their hidden states;
+            None is all.
     """
 
-    def __init__(self, memory: CacheMemory, *, tap_window: int | None = 0) -> None:
-        self._memory, self._tap_window = memory, tap_window
+    def __init__(self, memory: CacheMemory, *, tap_reread: int | None = 0) -> None:
+        self._memory, self._tap_reread = memory, tap_reread
 
     def begin(
         self, sequence: DecodingSequence, ahead: Sequence[DecodingSequence], live: Sequence[DecodingSequence]
@@ -74,7 +75,7 @@ class PrefixCache:
         """
         request, memory = sequence.request, self._memory
         end, step = len(sequence.context.tokens) - 1, memory.block_size * memory.state_interval
-        last = max(end - (self._tap_window or 0), 0) // memory.block_size
+        last = max(end - (self._tap_reread or 0), 0) // memory.block_size
         parting = max(self._common(request, keys, other) for other in live) if live else 0
         parting = max(parting, memory.matching(request.prefix_key, keys))
         borders = {memory.block_size * blocks for blocks in (last, parting)}.union(range(step, end + 1, step))
@@ -116,9 +117,9 @@ class PrefixCache:
 
     def _of_prompt(self, request: Request) -> list[bytes]:
         """The full blocks of a prompt that may be taken over."""
-        if self._tap_window is None or request.params.prompt_logprobs is not None:
+        if self._tap_reread is None or request.params.prompt_logprobs is not None:
             return []
-        most = (len(request.prompt_ids) - 1 - self._tap_window) // self._memory.block_size
+        most = (len(request.prompt_ids) - 1 - self._tap_reread) // self._memory.block_size
         return request.block_keys(self._memory)[: max(most, 0)]
 
     def _common(self, request: Request, keys: Sequence[bytes], other: DecodingSequence) -> int:

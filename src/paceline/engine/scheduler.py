@@ -119,7 +119,7 @@ class Scheduler:
             memory.set_limit(config.kv_cache_memory_bytes, config.max_num_seqs, config.max_num_batched_tokens)
         cached = memory is not None and memory.can_share_prefixes and config.enable_prefix_caching
         self.prefixes = (
-            PrefixCache(memory, tap_window=drafter_set.tap_window) if memory is not None and cached else None
+            PrefixCache(memory, tap_reread=drafter_set.tap_reread) if memory is not None and cached else None
         )
         self.room = None if memory is None else Room(memory, self.prefixes)
 

@@ -30,8 +30,8 @@ class EagleDrafter(CachedHeadDrafter[FeatureState]):
 
     Args:
         model: folder or hub id of the head.
-        draft_context: most tokens at the end of a prompt that the head sees, beside all that is generated; what lies
-            before them is not computed again where it is cached. None is the whole prompt.
+        draft_context: most tokens at the end of a prompt that the head sees, beside all that is generated. Of those
+            that the prefix cache holds it sees the last 64 at most. None is the whole prompt, which is then read anew.
     Raises:
         ConfigError: a value outside its range, no head.
         CheckpointError: a head of another method or for another model.

@@ -24,6 +24,11 @@ from paceline.utils import need
 STATIC: Final = policy_of("ppd", width=None, threshold=None, paths=None)
 """Trees of the shape that comes with the budget."""
 
+REREAD: Final = 64
+"""Tokens at the end of a prompt that are read again for their states where the prefix cache holds them. A head sees
+less of the prompt then, which costs a few of its drafts, where more would cost the time of reading most prompts twice.
+"""
+
 TREES: Final = ("tree_policy", "tree_width", "tree_threshold", "speculative_token_tree")
 """Options that say how trees grow."""
 
@@ -77,6 +82,7 @@ class HeadDrafter(Drafter, Generic[S]):
         """Ask for these states, of so many of the prompt's last tokens."""
         info = target.info
         self.taps, self.tap_window = taps, window
+        self.tap_reread = None if window is None else min(window, REREAD)
         self.none = torch.empty(0, len(taps) * info.hidden_size, device=info.device, dtype=info.dtype)
 
     def propose(self, states: Sequence[S], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
