@@ -347,6 +347,13 @@ VERIFIERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "approximate"),
         paper="Medusa (arXiv:2401.10774)",
     ),
+    "fly": Entry(
+        "paceline.verifiers.fly:Fly",
+        "verifier",
+        ("approximate", "approximate"),
+        ("chains: methods and settings that draft trees are rejected",),
+        "Training-free loosely speculative decoding (arXiv:2511.22972)",
+    ),
 }
 
 CONTROLLERS: Mapping[str, Entry] = {
