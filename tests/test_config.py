@@ -133,6 +133,8 @@ def test_the_speculative_dialect() -> None:
     assert [one.method for one in both.method] == ["ngram", "draft_model"]
     assert both.method[1].model == "d"
     assert parse({"method": ["ngram", "draft_model"], "model": "m"}).method[1].model == "m"
+    assert parse({"use_relaxed_acceptance_for_thinking": True}).acceptance_method == "relaxed_thinking"
+    assert parse({"use_relaxed_acceptance_for_thinking": False}).acceptance_method == "rejection_sampler"
     assert parse({"rejection_sample_method": "fly"}).acceptance_method == "fly"
     assert parse({"rejection_sample_method": "block"}).acceptance_method == "block_verification"
     assert parse({"method": "ngram", "prompt_lookup_max": 3}).options == {"prompt_lookup_max": 3}
@@ -153,7 +155,10 @@ def test_the_speculative_dialect() -> None:
         ({"rejection_sample_method": "fly", "fly_window_size": 0}, "fly_window_size"),
         ({"rejection_sample_method": "fly", "num_speculative_tokens": 6}, "fly_window_size must be below num_spec"),
         ({"rejection_sample_method": "synthetic"}, "rejection_sample_method must be one of standard, block, fly"),
-        ({"rejection_sample_method": "fly", "acceptance_method": "fly"}, "left out beside acceptance_method"),
+        ({"rejection_sample_method": "fly", "acceptance_method": "k_seq"}, "left out beside acceptance_method 'k_seq'"),
+        ({"use_relaxed_acceptance_for_thinking": 1}, "use_relaxed_acceptance_for_thinking must be True or False"),
+        ({"relaxed_topk": 3, "use_relaxed_acceptance_for_thinking": False}, "relaxed_topk must be given together"),
+        ({"relaxed_delta": 1.5, "use_relaxed_acceptance_for_thinking": True}, "relaxed_delta must be in 0..1"),
         ({"acceptance_method": ""}, "acceptance_method must be a verifier of `paceline methods` or module:Class"),
         ({"num_speculative_tokens": "3"}, "num_speculative_tokens"),
         ({"posterior_threshold": 2}, "posterior_threshold"),

@@ -354,6 +354,13 @@ VERIFIERS: Mapping[str, Entry] = {
         ("chains: methods and settings that draft trees are rejected",),
         "Training-free loosely speculative decoding (arXiv:2511.22972)",
     ),
+    "relaxed_thinking": Entry(
+        "paceline.verifiers.relaxed_thinking:RelaxedThinking",
+        "verifier",
+        ("approximate", "equal in distribution"),
+        ("chains: methods and settings that draft trees are rejected",),
+        "DeepSeek R1 MTP implementation and optimization (technical blog of TensorRT-LLM)",
+    ),
 }
 
 CONTROLLERS: Mapping[str, Entry] = {

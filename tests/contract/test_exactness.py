@@ -49,6 +49,7 @@ from paceline.errors import ConfigError
 from paceline.sampling.logit_rules import ForbiddenTokens, Processors
 from paceline.verifiers import RecursiveRejection
 from paceline.verifiers.fly import Fly
+from paceline.verifiers.relaxed_thinking import RelaxedThinking
 from paceline.verifiers.typical import TypicalAcceptance
 
 # What structured_outputs asks for at every second token is what the heads of reduced vocabularies lack, i and j.
@@ -160,14 +161,15 @@ def drafted(cell: Cell, parameters: Sequence[str], batch: str, seed: int = 3) ->
 DRAWN = sorted({*TOUCHED} - LIKE_OTHERS)
 
 
-EXACT = sorted({cell.verifier for cell in EQUAL if cell.mode != "greedy"})
+EXACT = sorted({cell.verifier for cell in EQUAL if cell.mode != "greedy"} - {RelaxedThinking.name})
+"""Relaxed acceptance is exact above temperature 0, where it is `rejection_sampler`, but does not meet every drafter."""
 
 
 def parameters_of(cell: Cell, every: list[str]) -> list[str]:
     """What a cell is tested with: all at temperature 0. Above it the exact verifiers take turns, so that each of them
-    meets every parameter, and so does each drafter in every mode; of the approximate ones drafters take two each.
+    meets every parameter, and so does each drafter in every mode; of the others drafters take two each.
     """
-    if cell.claim == "approximate":
+    if cell.claim == "approximate" or cell.verifier == RelaxedThinking.name:
         return every[turn_of(cell) % (len(every) // 2) :: len(every) // 2]
     if cell.mode == "greedy":
         return every
@@ -221,7 +223,8 @@ def drawn(live: Any, parameter: str, requests: int = OUTPUTS // EACH, each: int 
 
 def drafting(cell: Cell, sampled: Any) -> Any:
     runner = target()
-    return engine([make(cell.drafter, options(cell.drafter), runner)], sampled, runner=runner, nodes=DRAFT_NODES)
+    drafter = make(cell.drafter, options(cell.drafter), runner, chains_only=sampled.chains_only)
+    return engine([drafter], sampled, runner=runner, nodes=DRAFT_NODES)
 
 
 class Enumerated(RecursiveRejection):
@@ -321,7 +324,27 @@ class BoundedFly(Fly):
         return found
 
 
-BOUNDED: dict[str, Any] = {"typical_acceptance_sampler": Bounded, "fly": BoundedFly}
+class BoundedThinking(RelaxedThinking):
+    """Relaxed acceptance that checks each draft that it lets pass; thoughts begin with token 1 and end with token 8."""
+
+    loosened = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(4, 0.4, begin_thinking_phase_token=1, end_thinking_phase_token=8)
+
+    def plausible(self, weights_v: Any, token: int, depth: int) -> bool:
+        found = super().plausible(weights_v, token, depth)
+        p = torch.softmax(weights_v.double(), -1)
+        assert not found or p.max() - p[token] < 0.4 / self.loosened + 1e-6, "below the bound"
+        assert not found or (p > p[token]).sum() < 4
+        return found
+
+
+BOUNDED: dict[str, Any] = {
+    "typical_acceptance_sampler": Bounded,
+    "fly": BoundedFly,
+    "relaxed_thinking": BoundedThinking,
+}
 """Approximate verifiers that check themselves."""
 
 
@@ -384,7 +407,7 @@ def test_every_parameter_and_drafter_has_cells() -> None:
     assert {(cell.verifier, cell.mode) for cell in CELLS} == {
         ("greedy", "greedy"),
         *product(claims.verifiers(), ("sampled", "seeded")),
-        *product(("fly",), ("greedy",)),
+        *product(("fly", "relaxed_thinking"), ("greedy",)),
     }
     assert len(EQUAL) + len(IN_DISTRIBUTION) + len(APPROXIMATE) == len(CELLS)
     assert {cell.verifier for cell in APPROXIMATE} == set(BOUNDED)

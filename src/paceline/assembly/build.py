@@ -85,6 +85,8 @@ def build_parts(
     found = single_methods(config, default_draft, own_module=own_module)
     methods = sorted(found, key=lambda method: _TURN.get(_kind(method), 1))
     sampled = _verifier(config)
+    if config.acceptance_method == "relaxed_thinking":
+        _check_marks(config, runner.info.vocab_size)
     drafters = [
         _drafter(method, index, runner, load, tokenizer, models=models, chains_only=sampled.chains_only)
         for index, method in enumerate(methods)
@@ -118,6 +120,18 @@ def _verifier(config: SpeculativeConfig) -> Verifier:
     registry.check_derives("verifiers", name, factory, Verifier)
     verifier: Verifier = factory(**{key: getattr(config, key) for key, rule in RULE_OPTIONS.items() if rule == name})
     return verifier
+
+
+def _check_marks(config: SpeculativeConfig, vocab_size: int) -> None:
+    """Reject marks of thoughts that the model cannot write: nothing would ever be relaxed.
+
+    Raises:
+        ConfigError: an id beyond the vocabulary, or one for both.
+    """
+    for key in ("begin_thinking_phase_token", "end_thinking_phase_token"):
+        need(getattr(config, key) < vocab_size, key, f"be below the vocabulary's {vocab_size}", getattr(config, key))
+    begin, end = config.begin_thinking_phase_token, config.end_thinking_phase_token
+    need(begin != end, "end_thinking_phase_token", "be another token than begin_thinking_phase_token", end)
 
 
 def _reject_trees(rule: str, methods: Sequence[SpeculativeConfig], drafters: Sequence[Drafter]) -> None:

@@ -80,11 +80,17 @@ RULE_OPTIONS: Final = {
     "posterior_alpha": "typical_acceptance_sampler",
     "fly_window_size": "fly",
     "fly_entropy_threshold": "fly",
+    **dict.fromkeys(
+        ("relaxed_topk", "relaxed_delta", "begin_thinking_phase_token", "end_thinking_phase_token"), "relaxed_thinking"
+    ),
 }
 """Keys that are options of one rule of acceptance -> that rule."""
 
 REJECTION_METHODS: Final = {"block": "block_verification", "fly": "fly"}
 """vLLM's `rejection_sample_method` -> our `acceptance_method`; its default is ours, too."""
+
+RELAXED_SWITCH: Final = "use_relaxed_acceptance_for_thinking"
+"""TensorRT-LLM's key that chooses "relaxed_thinking"."""
 
 SHARED = ("acceptance_method", *RULE_OPTIONS, "controller", "disable_by_batch_size")
 """Keys that apply to all methods of a configuration, and are given beside a list of them."""
@@ -130,7 +136,8 @@ class SpeculativeConfig:
     acceptance_method: str = option(
         "rejection_sampler", check=partial(_check_text, rule="be a verifier of `paceline methods` or module:Class"),
         doc='"rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling" (all exact), '
-        '"typical_acceptance_sampler", "fly" (approximate), the name of one of another package, or "module:Class".',
+        '"typical_acceptance_sampler", "fly", "relaxed_thinking" (approximate), the name of one of another package, or '
+        '"module:Class".',
     )  # fmt: skip
     posterior_threshold: float = option(0.09, doc="Of typical acceptance.", low=0.0, high=1.0, rule="be in 0..1")
     posterior_alpha: float = option(0.3, doc="Of typical acceptance.", low=0.0, rule="be 0 or more")
@@ -139,6 +146,13 @@ class SpeculativeConfig:
         0.3, doc="Of fly: entropy of the three likeliest tokens, in nats, from which a draft may be kept.", low=0.0,
         rule="be 0 or more",
     )  # fmt: skip
+    relaxed_topk: int = option(1, doc="Of relaxed_thinking: how many of the likeliest tokens are accepted.", low=1)
+    relaxed_delta: float = option(
+        0.0, doc="Of relaxed_thinking: by how much less likely than the likeliest they may be.", low=0.0, high=1.0,
+        rule="be in 0..1",
+    )  # fmt: skip
+    begin_thinking_phase_token: int = option(128798, doc="Of relaxed_thinking: id of the token before thoughts.", low=0)
+    end_thinking_phase_token: int = option(128799, doc="Of relaxed_thinking: id of the token behind them.", low=0)
     controller: str | None = option(
         None, check=_check_controller,
         doc='A policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where '
@@ -183,7 +197,7 @@ class SpeculativeConfig:
             whole = {key: value for key, value in whole.items() if key != "model"} | {"method": "ngram"}
         general = set(cls.general_keys())
         settings = {key: value for key, value in whole.items() if value is not None or key not in general | VLLM_KEYS}
-        settings = _with_rejection_method(settings)
+        settings = _with_rule_of_others(settings)
         known = {key: value for key, value in settings.items() if key in general}
         method = known.get("method", "draft_model" if isinstance(known.get("model"), str) else "auto")
         need(isinstance(method, str | list | tuple) and method != "", "method", "be a name or a list of names", method)
@@ -251,19 +265,24 @@ GivenConfig = Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | str | Spec
 """What a user may give as a `speculative_config`."""
 
 
-def _with_rejection_method(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The same keys, with vLLM's `rejection_sample_method` as our `acceptance_method`.
+def _with_rule_of_others(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same keys, with those by which vLLM and TensorRT-LLM choose a rule as our `acceptance_method`.
 
     Raises:
-        ConfigError: a method that is not built, or both keys.
+        ConfigError: a value that they do not have or that is not built, or two keys that choose a rule.
     """
-    key, found = "rejection_sample_method", dict(settings)
-    if key in found:
-        method = found.pop(key)
-        known = ["standard", *REJECTION_METHODS]
+    found, chosen = dict(settings), dict[str, str]()
+    if (key := "rejection_sample_method") in found:
+        method, known = found.pop(key), ["standard", *REJECTION_METHODS]
         need(method in known, key, f"be one of {', '.join(known)}", method)
-        need("acceptance_method" not in found, key, "be left out beside acceptance_method", method)
-        found["acceptance_method"] = REJECTION_METHODS[method]
+        chosen[key] = REJECTION_METHODS[method]
+    if (relaxed := found.pop(RELAXED_SWITCH, None)) is not None:
+        need(isinstance(relaxed, bool), RELAXED_SWITCH, "be True or False", relaxed)
+        if relaxed:
+            chosen[RELAXED_SWITCH] = "relaxed_thinking"
+    for key, rule in chosen.items():
+        other = found.setdefault("acceptance_method", rule)
+        need(other == rule, key, f"be left out beside acceptance_method {other!r}", settings[key])
     return found
 
 

@@ -57,12 +57,21 @@ class Verifier(ABC):
         name: what logs call it.
         row_by_row: it asks its `rows` for single rows alone (`Rows`), once each: rules are then applied to rows that it
             reaches and not to the others.
+        reads_text: what it accepts depends on the text before the tree, which `after` tells it.
         chains_only: it judges chains alone; methods and settings that draft trees are rejected beside it.
     """
 
     name: str
     row_by_row: bool = False
     chains_only: bool = False
+    reads_text: bool = False
+
+    def after(self, texts: Sequence[Sequence[int]]) -> Verifier:
+        """The rule in one step of sequences with these committed texts, prompts and roots included.
+
+        It is asked for in every step, of rules that read the text.
+        """
+        return self
 
     def at_zero(self) -> ArgmaxVerifier | None:
         """What decides at temperature 0 where this rule is chosen; None is `GreedyVerifier`, equal or reject."""
@@ -89,6 +98,10 @@ class Verifier(ABC):
 
 class ArgmaxVerifier(Verifier):
     """A rule for temperature 0: it draws nothing, so that it can judge all rows of a pass at once."""
+
+    def after(self, texts: Sequence[Sequence[int]]) -> ArgmaxVerifier:
+        """See `Verifier.after`."""
+        return self
 
     @abstractmethod
     def verify_scores(self, trees: Sequence[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:
@@ -136,7 +149,11 @@ class AtZero(ArgmaxVerifier):
 
     def __init__(self, rule: Verifier) -> None:
         self.rule, self.name = rule, rule.name
-        self.row_by_row, self.chains_only = rule.row_by_row, rule.chains_only
+        self.row_by_row, self.chains_only, self.reads_text = rule.row_by_row, rule.chains_only, rule.reads_text
+
+    def after(self, texts: Sequence[Sequence[int]]) -> AtZero:
+        """See `Verifier.after`."""
+        return AtZero(self.rule.after(texts))
 
     def verify(
         self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], draws: Sequence[Draws] = ()
