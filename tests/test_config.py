@@ -159,6 +159,11 @@ def test_the_speculative_dialect() -> None:
         ({"use_relaxed_acceptance_for_thinking": 1}, "use_relaxed_acceptance_for_thinking must be True or False"),
         ({"relaxed_topk": 3, "use_relaxed_acceptance_for_thinking": False}, "relaxed_topk must be given together"),
         ({"relaxed_delta": 1.5, "use_relaxed_acceptance_for_thinking": True}, "relaxed_delta must be in 0..1"),
+        ({"speculative_accept_threshold_acc": 0.5}, 'together with "acceptance_method": "accept_thresholds"'),
+        (
+            {"speculative_accept_threshold_single": 2, "acceptance_method": "accept_thresholds"},
+            "single must be in 0..1",
+        ),
         ({"acceptance_method": ""}, "acceptance_method must be a verifier of `paceline methods` or module:Class"),
         ({"num_speculative_tokens": "3"}, "num_speculative_tokens"),
         ({"posterior_threshold": 2}, "posterior_threshold"),

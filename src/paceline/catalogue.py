@@ -361,6 +361,12 @@ VERIFIERS: Mapping[str, Entry] = {
         ("chains: methods and settings that draft trees are rejected",),
         "DeepSeek R1 MTP implementation and optimization (technical blog of TensorRT-LLM)",
     ),
+    "accept_thresholds": Entry(
+        "paceline.verifiers.accept_thresholds:AcceptThresholds",
+        "verifier",
+        ("bit-equal up to near ties", "approximate"),
+        paper="Tree verification by target probabilities alone (SGLang)",
+    ),
 }
 
 CONTROLLERS: Mapping[str, Entry] = {

@@ -14,6 +14,7 @@ DRAFT = {"method": "draft_model", "model": str(BUNDLED / "draft"), "num_speculat
 PROMPTS = ["def f(x):\n    return", "SELECT name FROM course WHERE", "The first thing is"]
 RULES: dict[str, dict[str, Any]] = {
     "typical_acceptance_sampler": {"posterior_threshold": 1e-4, "draft_sample_method": "greedy"},
+    "accept_thresholds": {"speculative_accept_threshold_acc": 0.2, "speculative_accept_threshold_single": 0.9},
     "fly": {"fly_window_size": 1, "fly_entropy_threshold": 0.1},
     "relaxed_thinking": {
         "relaxed_topk": 10, "relaxed_delta": 0.9, "begin_thinking_phase_token": 12, "end_thinking_phase_token": 2,

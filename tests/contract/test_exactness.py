@@ -48,6 +48,7 @@ from paceline.config import RequestOutputKind, SamplingParams
 from paceline.errors import ConfigError
 from paceline.sampling.logit_rules import ForbiddenTokens, Processors
 from paceline.verifiers import RecursiveRejection
+from paceline.verifiers.accept_thresholds import AcceptThresholds
 from paceline.verifiers.fly import Fly
 from paceline.verifiers.relaxed_thinking import RelaxedThinking
 from paceline.verifiers.typical import TypicalAcceptance
@@ -340,7 +341,29 @@ class BoundedThinking(RelaxedThinking):
         return found
 
 
+class BoundedThresholds(AcceptThresholds):
+    """Thresholds that check each draft that they let pass: by the sum of all drafts there, divided."""
+
+    loosened = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(0.6, 0.5)
+
+    def verify(self, trees: Any, rows: Any, draws: Any) -> Any:
+        found = super().verify(trees, rows, draws)
+        for tree, rows_nv, source, verdict in zip(trees, rows, draws, found, strict=True):
+            for place, (parent, node) in enumerate(zip((-1, *verdict.path), verdict.path, strict=False)):
+                p = torch.softmax(rows_nv[parent + 1].double(), -1)
+                tried = list(dict.fromkeys(int(tree.tokens[trial.node]) for trial in tree.trials_of(parent)))
+                upto = tried[: tried.index(int(tree.tokens[node])) + 1]
+                chance = float(p[upto].sum()) / 0.5 / self.loosened + 1e-6
+                likely = float(p[upto[-1]]) >= 0.6 * self.loosened - 1e-6
+                assert likely or source.bernoulli(place, 0, min(1.0, chance)), "below the bound"
+        return found
+
+
 BOUNDED: dict[str, Any] = {
+    "accept_thresholds": BoundedThresholds,
     "typical_acceptance_sampler": Bounded,
     "fly": BoundedFly,
     "relaxed_thinking": BoundedThinking,

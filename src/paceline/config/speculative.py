@@ -83,6 +83,8 @@ RULE_OPTIONS: Final = {
     **dict.fromkeys(
         ("relaxed_topk", "relaxed_delta", "begin_thinking_phase_token", "end_thinking_phase_token"), "relaxed_thinking"
     ),
+    "speculative_accept_threshold_single": "accept_thresholds",
+    "speculative_accept_threshold_acc": "accept_thresholds",
 }
 """Keys that are options of one rule of acceptance -> that rule."""
 
@@ -136,8 +138,8 @@ class SpeculativeConfig:
     acceptance_method: str = option(
         "rejection_sampler", check=partial(_check_text, rule="be a verifier of `paceline methods` or module:Class"),
         doc='"rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling" (all exact), '
-        '"typical_acceptance_sampler", "fly", "relaxed_thinking" (approximate), the name of one of another package, or '
-        '"module:Class".',
+        '"typical_acceptance_sampler", "fly", "relaxed_thinking", "accept_thresholds" (approximate), the name of one '
+        'of another package, or "module:Class".',
     )  # fmt: skip
     posterior_threshold: float = option(0.09, doc="Of typical acceptance.", low=0.0, high=1.0, rule="be in 0..1")
     posterior_alpha: float = option(0.3, doc="Of typical acceptance.", low=0.0, rule="be 0 or more")
@@ -153,6 +155,14 @@ class SpeculativeConfig:
     )  # fmt: skip
     begin_thinking_phase_token: int = option(128798, doc="Of relaxed_thinking: id of the token before thoughts.", low=0)
     end_thinking_phase_token: int = option(128799, doc="Of relaxed_thinking: id of the token behind them.", low=0)
+    speculative_accept_threshold_single: float = option(
+        1.0, doc="Of accept_thresholds: from which probability on a draft is always accepted.", low=0.0, high=1.0,
+        rule="be in 0..1",
+    )  # fmt: skip
+    speculative_accept_threshold_acc: float = option(
+        1.0, doc="Of accept_thresholds: what drafts' summed probability is divided by.", low=0.0, high=1.0,
+        rule="be in 0..1",
+    )  # fmt: skip
     controller: str | None = option(
         None, check=_check_controller,
         doc='A policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where '

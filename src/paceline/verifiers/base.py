@@ -34,7 +34,7 @@ class Draws(Protocol):
         """
 
     def bernoulli(self, depth: int, trial: int, probability: float) -> bool:
-        """True with the given probability."""
+        """True with the given probability: one number in 0..1 for each depth and trial is below it."""
 
     def categorical(self, depth: int, probabilities_v: torch.Tensor) -> int:
         """An index drawn from float32 probabilities (v,) that sum to 1."""
