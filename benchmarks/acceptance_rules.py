@@ -9,7 +9,9 @@ copy, which is closer to it than a smaller model would be; look at `--model bund
 sets (`methods.py`); without it the prompts that ship with the package are taken.
 
 Exits with 1 if a rule is above the optimum of its drafts or if draws without replacement are worse than draws with it.
-Prints acceptance by task and temperature. Results: `results/acceptance_rules_MODEL.json`, means over the places of a
+Prints acceptance by task and temperature, and for the approximate rules, on one draft at a place, also departures (a
+draft stands that the exact rule would not have kept) and the distance (half the summed difference) of the next token's
+distribution from the target's. Results: `results/acceptance_rules_MODEL.json`, means over the places of a
 task, and `.png`.
 """
 
@@ -40,6 +42,9 @@ from paceline.bench.acceptance import (
     violations,
 )
 from paceline.bench.run import bundled_workload
+from paceline.verifiers.fly import top_entropy
+from paceline.verifiers.relaxed_thinking import RelaxedThinking
+from paceline.verifiers.typical import TypicalAcceptance
 
 WRITTEN, SHOWN, ALL = 32, 4, "all"
 GREEDY = "greedy_draft_sampling"
@@ -52,6 +57,82 @@ COLUMNS = {
     "greedy drafts": GREEDY,
 }
 """Of the table: what it says, the rule."""
+
+
+FLY_WINDOW, FLY_ENTROPY = 3, 0.3
+"""A window that chains of usual lengths can fill; vLLM's threshold."""
+
+THRESHOLD_ACC = 0.5
+THINKING = RelaxedThinking(relaxed_topk=10, relaxed_delta=0.6)
+"""As TensorRT-LLM's authors set it."""
+
+RELAXED: dict[str, Any] = {}
+"""Approximate rule -> its acceptance, departures and distance, from p and q; filled in by `relaxed_rule`."""
+
+
+def relaxed_rule(name: str) -> Any:
+    return lambda rule: RELAXED.setdefault(name, rule)
+
+
+Judged = tuple[float, float, float]
+"""Acceptance, departures, distance."""
+
+
+def judged(p: Any, q: Any, stands_v: Any, exact_v: Any, law_v: Any) -> Judged:
+    """Of one draft from q, which stands with chance `stands_v`, and with `exact_v` under the exact rule as well."""
+    accepted = float((q * stands_v).sum())
+    return accepted, accepted - float((q * exact_v).sum()), float(np.abs(law_v - p).sum()) / 2
+
+
+def kept_exactly(p: Any, q: Any) -> Any:
+    """(v,) chance that exact rejection keeps each token as a draft from q."""
+    return np.minimum(1.0, np.divide(p, q, out=np.zeros_like(p), where=q > 0.0))
+
+
+@relaxed_rule("typical_acceptance_sampler")
+def typical(p: Any, q: Any) -> Judged:
+    """The token after a rejection is drawn from p."""
+    tokens, weights = np.arange(len(p), dtype=np.int32), torch.from_numpy(np.log(np.maximum(p, 1e-300)))[None]
+    stands_v = np.array(TypicalAcceptance().plausible(weights, np.zeros(len(p), np.intp), tokens)[0], np.float64)
+    return judged(p, q, stands_v, stands_v * kept_exactly(p, q), q * stands_v + (1.0 - (q * stands_v).sum()) * p)
+
+
+@relaxed_rule("fly")
+def fly(p: Any, q: Any) -> Judged:
+    """The places after this one are taken to be like it."""
+    exact_v = kept_exactly(p, q)
+    agreed = float((q * exact_v).sum())
+    deferring = agreed**FLY_WINDOW if top_entropy(torch.from_numpy(p)) >= FLY_ENTROPY else 0.0
+    stands_v = exact_v + (1.0 - exact_v) * (p > 0.0) * deferring
+    rest_v = np.maximum(p - q, 0.0)
+    after_v = rest_v / rest_v.sum() if rest_v.sum() > 0.0 else p
+    return judged(p, q, stands_v, exact_v, q * stands_v + (1.0 - (q * stands_v).sum()) * after_v)
+
+
+@relaxed_rule("accept_thresholds")
+def thresholds(p: Any, q: Any) -> Judged:
+    """A draft that fails is kept out of the token after it."""
+    stands_v = np.minimum(1.0, p / THRESHOLD_ACC)
+    failed_v = q * (1.0 - stands_v) / np.maximum(1.0 - p, 1e-12)
+    return judged(p, q, stands_v, p, q * stands_v + p * (failed_v.sum() - failed_v))
+
+
+@relaxed_rule("relaxed_thinking (temperature 0)")
+def thinking(p: Any, q: Any) -> Judged:
+    """Of the likeliest token of q, against the likeliest of p."""
+    draft = int(q.argmax())
+    equal = draft == int(p.argmax())
+    stands = equal or THINKING.plausible(torch.from_numpy(np.log(np.maximum(p, 1e-300))), draft, 0)
+    return float(stands), float(stands and not equal), float(stands and not equal)
+
+
+def relaxed_table(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Means over all places, by temperature."""
+    lines = ["| temperature | rule | acceptance | departures | distance |", "|---|---|---|---|---|"]
+    for cell in cells:
+        for rule, figures in cell.get("relaxed", {}).items():
+            lines.append(f"| {cell['temperature']:g} | {rule} | {' | '.join(f'{mean:.3f}' for mean in figures)} |")
+    return "\n".join(lines)
 
 
 def prompts_by_task(llm: LLM, given: argparse.Namespace) -> dict[str, list[list[int]]]:
@@ -101,6 +182,11 @@ def measure(
                 "tasks": [task for task, *_ in rows],
                 "acceptance": found,
             }
+            if number == 1:
+                cell["relaxed"] = {
+                    name: np.mean([rule(p, q) for _, p, q in rows], axis=0).round(5).tolist()
+                    for name, rule in RELAXED.items()
+                }
             cells.append({**cell, "standard_errors": {REJECTION_WITHOUT: errors}})
             print(f"temperature {temperature:g}, {number} drafts: {len(rows)} places", file=sys.stderr)
     data = "shipped prompts" if given.data is None else list(FILES)
@@ -135,8 +221,10 @@ def means(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             for task, here in where.items()
         }
         places = {task: len(here) for task, here in where.items()}
+        relaxed = {"relaxed": cell["relaxed"]} if "relaxed" in cell else {}
         found.append(
             {"temperature": cell["temperature"], "drafts": cell["drafts"], "places": places, "acceptance": made}
+            | relaxed
         )
     return found
 
@@ -220,6 +308,7 @@ def main() -> None:
         save(path.stem, made | {"cells": means(made["cells"])}, given.folder)
     cells = json.loads(path.read_text())["cells"]
     print(table(cells, SHOWN if SHOWN in drafts else drafts[-1]))
+    print(relaxed_table(cells))
     plot(cells, path.with_suffix(".png"), plt)
     if wrong:
         sys.exit("\n".join(wrong))

@@ -133,6 +133,10 @@ def test_the_speculative_dialect() -> None:
     assert [one.method for one in both.method] == ["ngram", "draft_model"]
     assert both.method[1].model == "d"
     assert parse({"method": ["ngram", "draft_model"], "model": "m"}).method[1].model == "m"
+    assert parse({"use_relaxed_acceptance_for_thinking": True}).acceptance_method == "relaxed_thinking"
+    assert parse({"use_relaxed_acceptance_for_thinking": False}).acceptance_method == "rejection_sampler"
+    assert parse({"rejection_sample_method": "fly"}).acceptance_method == "fly"
+    assert parse({"rejection_sample_method": "block"}).acceptance_method == "block_verification"
     assert parse({"method": "ngram", "prompt_lookup_max": 3}).options == {"prompt_lookup_max": 3}
     for given in ("suffix", " suffix ", '"suffix"', {"method": "suffix"}):
         assert parse(given) == SpeculativeConfig(method="suffix")
@@ -147,6 +151,19 @@ def test_the_speculative_dialect() -> None:
         ({"method": ["auto"]}, "each entry of a list of methods must be one method, and not 'auto'"),
         ({"posterior_alpha": 0.5}, 'be given together with "acceptance_method": "typical_acceptance_sampler"'),
         ({"posterior_threshold": 0.5, "acceptance_method": "k_seq"}, 'be given together with "acceptance_method"'),
+        ({"fly_window_size": 3}, 'fly_window_size must be given together with "acceptance_method": "fly"'),
+        ({"rejection_sample_method": "fly", "fly_window_size": 0}, "fly_window_size"),
+        ({"rejection_sample_method": "fly", "num_speculative_tokens": 6}, "fly_window_size must be below num_spec"),
+        ({"rejection_sample_method": "synthetic"}, "rejection_sample_method must be one of standard, block, fly"),
+        ({"rejection_sample_method": "fly", "acceptance_method": "k_seq"}, "left out beside acceptance_method 'k_seq'"),
+        ({"use_relaxed_acceptance_for_thinking": 1}, "use_relaxed_acceptance_for_thinking must be True or False"),
+        ({"relaxed_topk": 3, "use_relaxed_acceptance_for_thinking": False}, "relaxed_topk must be given together"),
+        ({"relaxed_delta": 1.5, "use_relaxed_acceptance_for_thinking": True}, "relaxed_delta must be in 0..1"),
+        ({"speculative_accept_threshold_acc": 0.5}, 'together with "acceptance_method": "accept_thresholds"'),
+        (
+            {"speculative_accept_threshold_single": 2, "acceptance_method": "accept_thresholds"},
+            "single must be in 0..1",
+        ),
         ({"acceptance_method": ""}, "acceptance_method must be a verifier of `paceline methods` or module:Class"),
         ({"num_speculative_tokens": "3"}, "num_speculative_tokens"),
         ({"posterior_threshold": 2}, "posterior_threshold"),

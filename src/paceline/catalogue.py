@@ -347,6 +347,26 @@ VERIFIERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "approximate"),
         paper="Medusa (arXiv:2401.10774)",
     ),
+    "fly": Entry(
+        "paceline.verifiers.fly:Fly",
+        "verifier",
+        ("approximate", "approximate"),
+        ("chains: methods and settings that draft trees are rejected",),
+        "Training-free loosely speculative decoding (arXiv:2511.22972)",
+    ),
+    "relaxed_thinking": Entry(
+        "paceline.verifiers.relaxed_thinking:RelaxedThinking",
+        "verifier",
+        ("approximate", "equal in distribution"),
+        ("chains: methods and settings that draft trees are rejected",),
+        "DeepSeek R1 MTP implementation and optimization (technical blog of TensorRT-LLM)",
+    ),
+    "accept_thresholds": Entry(
+        "paceline.verifiers.accept_thresholds:AcceptThresholds",
+        "verifier",
+        ("bit-equal up to near ties", "approximate"),
+        paper="Tree verification by target probabilities alone (SGLang)",
+    ),
 }
 
 CONTROLLERS: Mapping[str, Entry] = {

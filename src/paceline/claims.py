@@ -32,7 +32,10 @@ REFUSED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is claimed of a drafter and a verifier at temperature 0, above it, or above it for a request with a seed."""
+    """What is claimed of a drafter and a verifier at temperature 0, above it, or above it for a request with a seed.
+
+    At temperature 0 the verifier is "greedy", or a rule that decides there in its place.
+    """
 
     drafter: str
     verifier: str
@@ -41,7 +44,7 @@ class Cell:
 
 
 def verifiers() -> list[str]:
-    """Verifiers of sampled tokens; at temperature 0 the greedy verifier decides, whichever of them is chosen."""
+    """Verifiers of sampled tokens; at temperature 0 the greedy one decides, unless they name another (`at_zero`)."""
     return [name for name in registry.VERIFIERS if name != "greedy"]
 
 
@@ -52,17 +55,21 @@ def claim(drafter: str, verifier: str, mode: Mode) -> Exactness:
         ConfigError: a method that is not known.
     """
     entry = registry.lookup("drafters", drafter)
+    if registry.lookup("verifiers", verifier).exactness[mode != "greedy"] == "approximate":
+        return "approximate"
     if mode == "greedy":
         return entry.exactness[0]
-    if registry.lookup("verifiers", verifier).exactness[1] == "approximate":
-        return "approximate"
     return entry.exactness[1] if mode == "sampled" else entry.seeded
 
 
 def cells() -> Iterator[Cell]:
-    """Every cell of the methods that come with the package."""
-    for drafter in registry.DRAFTERS:
+    """Every cell of the methods that come with the package, but for drafters of trees under rules for chains."""
+    for drafter, entry in registry.DRAFTERS.items():
         yield Cell(drafter, "greedy", "greedy", claim(drafter, "greedy", "greedy"))
         for verifier in verifiers():
+            if "trees" in entry.needs and registry.load("verifiers", verifier).chains_only:
+                continue
+            if claim(drafter, verifier, "greedy") == "approximate":
+                yield Cell(drafter, verifier, "greedy", "approximate")
             for mode in MODES[1:]:
                 yield Cell(drafter, verifier, mode, claim(drafter, verifier, mode))

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import torch
 
 from paceline.arguments import ATTRIBUTES, CALLS, IDLE_CALLS, Meant, translated
-from paceline.assembly import DraftModels, Exactness, build_parts, check_methods, find_exactness
+from paceline.assembly import (
+    DraftModels,
+    Exactness,
+    build_parts,
+    check_methods,
+    find_exactness,
+    reject_approximate,
+)
 from paceline.checkpoints import (
     BUNDLED_FOLDER,
     GenerationDefaults,
@@ -289,6 +296,8 @@ class LLM(metaclass=Named):
 
     def _assemble(self) -> None:
         """Build the engine for the present speculative_config around the loaded runner."""
+        if self.config.exactness == "strict" and self.speculative is not None:
+            reject_approximate(self.speculative.acceptance_method)
         self.drafter_methods, parts = build_parts(
             self.runner,
             self.speculative,

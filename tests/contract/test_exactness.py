@@ -48,6 +48,9 @@ from paceline.config import RequestOutputKind, SamplingParams
 from paceline.errors import ConfigError
 from paceline.sampling.logit_rules import ForbiddenTokens, Processors
 from paceline.verifiers import RecursiveRejection
+from paceline.verifiers.accept_thresholds import AcceptThresholds
+from paceline.verifiers.fly import Fly
+from paceline.verifiers.relaxed_thinking import RelaxedThinking
 from paceline.verifiers.typical import TypicalAcceptance
 
 # What structured_outputs asks for at every second token is what the heads of reduced vocabularies lack, i and j.
@@ -145,10 +148,11 @@ def plain(parameter: str, mode: str, batch: str) -> list[Any]:
     return list(chain(*plain_each(parameter, mode, batch)))
 
 
-def live_of(cell: Cell, seed: int = 3) -> Any:
+def live_of(cell: Cell, seed: int = 3, sampled: Any = None) -> Any:
     runner = target(seed)
-    sampled = verifier("rejection_sampler" if cell.mode == "greedy" else cell.verifier)
-    return engine([make(cell.drafter, options(cell.drafter), runner)], sampled, runner=runner)
+    sampled = sampled or verifier("rejection_sampler" if cell.verifier == "greedy" else cell.verifier)
+    drafter = make(cell.drafter, options(cell.drafter), runner, chains_only=sampled.chains_only)
+    return engine([drafter], sampled, runner=runner)
 
 
 def drafted(cell: Cell, parameters: Sequence[str], batch: str, seed: int = 3) -> dict[str, list[Any]]:
@@ -158,16 +162,19 @@ def drafted(cell: Cell, parameters: Sequence[str], batch: str, seed: int = 3) ->
 DRAWN = sorted({*TOUCHED} - LIKE_OTHERS)
 
 
-EXACT = sorted({cell.verifier for cell in EQUAL if cell.mode != "greedy"})
+EXACT = sorted({cell.verifier for cell in EQUAL if cell.mode != "greedy"} - {RelaxedThinking.name})
+"""Relaxed acceptance is exact above temperature 0, where it is `rejection_sampler`, but does not meet every drafter."""
 
 
 def parameters_of(cell: Cell, every: list[str]) -> list[str]:
     """What a cell is tested with: all at temperature 0. Above it the exact verifiers take turns, so that each of them
-    meets every parameter, and so does each drafter in every mode; of the approximate one drafters take a quarter each.
+    meets every parameter, and so does each drafter in every mode; of the others drafters take two each.
     """
+    if cell.claim == "approximate" or cell.verifier == RelaxedThinking.name:
+        return every[turn_of(cell) % (len(every) // 2) :: len(every) // 2]
     if cell.mode == "greedy":
         return every
-    turn = turn_of(cell) + [*EXACT, cell.verifier].index(cell.verifier)
+    turn = turn_of(cell) + EXACT.index(cell.verifier)
     return every[turn % len(EXACT) :: len(EXACT)]
 
 
@@ -217,7 +224,8 @@ def drawn(live: Any, parameter: str, requests: int = OUTPUTS // EACH, each: int 
 
 def drafting(cell: Cell, sampled: Any) -> Any:
     runner = target()
-    return engine([make(cell.drafter, options(cell.drafter), runner)], sampled, runner=runner, nodes=DRAFT_NODES)
+    drafter = make(cell.drafter, options(cell.drafter), runner, chains_only=sampled.chains_only)
+    return engine([drafter], sampled, runner=runner, nodes=DRAFT_NODES)
 
 
 class Enumerated(RecursiveRejection):
@@ -296,10 +304,76 @@ class Bounded(TypicalAcceptance):
         return found
 
 
+class BoundedFly(Fly):
+    """Fly that checks at each departure what must hold there."""
+
+    loosened = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(fly_window_size=2, fly_entropy_threshold=0.3)
+
+    def verify(self, trees: Any, rows: Any, draws: Any) -> Any:
+        found = super().verify(trees, rows, draws)
+        for tree, rows_nv, verdict in zip(trees, rows, found, strict=True):
+            for place, later in zip(verdict.departures, (*verdict.departures[1:], len(tree)), strict=False):
+                node = verdict.path[place - 1] if place else -1
+                p = torch.softmax(rows_nv[node + 1].double(), -1)
+                entropy = -sum(x * math.log(x) for x in sorted(p.tolist())[-3:] if x > 0)
+                assert entropy >= 0.3 * self.loosened, "below the bound"
+                assert later - place > 2, "no agreement in between"
+                assert p[verdict.accepted[place]] > 0
+        return found
+
+
+class BoundedThinking(RelaxedThinking):
+    """Relaxed acceptance that checks each draft that it lets pass; thoughts begin with token 1 and end with token 8."""
+
+    loosened = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(4, 0.4, begin_thinking_phase_token=1, end_thinking_phase_token=8)
+
+    def plausible(self, weights_v: Any, token: int, depth: int) -> bool:
+        found = super().plausible(weights_v, token, depth)
+        p = torch.softmax(weights_v.double(), -1)
+        assert not found or p.max() - p[token] < 0.4 / self.loosened + 1e-6, "below the bound"
+        assert not found or (p > p[token]).sum() < 4
+        return found
+
+
+class BoundedThresholds(AcceptThresholds):
+    """Thresholds that check each draft that they let pass: by the sum of all drafts there, divided."""
+
+    loosened = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(0.6, 0.5)
+
+    def verify(self, trees: Any, rows: Any, draws: Any) -> Any:
+        found = super().verify(trees, rows, draws)
+        for tree, rows_nv, source, verdict in zip(trees, rows, draws, found, strict=True):
+            for place, (parent, node) in enumerate(zip((-1, *verdict.path), verdict.path, strict=False)):
+                p = torch.softmax(rows_nv[parent + 1].double(), -1)
+                tried = list(dict.fromkeys(int(tree.tokens[trial.node]) for trial in tree.trials_of(parent)))
+                upto = tried[: tried.index(int(tree.tokens[node])) + 1]
+                chance = float(p[upto].sum()) / 0.5 / self.loosened + 1e-6
+                likely = float(p[upto[-1]]) >= 0.6 * self.loosened - 1e-6
+                assert likely or source.bernoulli(place, 0, min(1.0, chance)), "below the bound"
+        return found
+
+
+BOUNDED: dict[str, Any] = {
+    "accept_thresholds": BoundedThresholds,
+    "typical_acceptance_sampler": Bounded,
+    "fly": BoundedFly,
+    "relaxed_thinking": BoundedThinking,
+}
+"""Approximate verifiers that check themselves."""
+
+
 @named(APPROXIMATE)
 def test_approximate_within_its_bound(cell: Cell) -> None:
-    runner = target()
-    live = engine([make(cell.drafter, options(cell.drafter), runner)], Bounded(), runner=runner)
+    live = live_of(cell, sampled=BOUNDED[cell.verifier]())
     together(live, cell.mode, asked_together(cell, TOUCHED))
 
 
@@ -356,11 +430,10 @@ def test_every_parameter_and_drafter_has_cells() -> None:
     assert {(cell.verifier, cell.mode) for cell in CELLS} == {
         ("greedy", "greedy"),
         *product(claims.verifiers(), ("sampled", "seeded")),
+        *product(("fly", "relaxed_thinking"), ("greedy",)),
     }
     assert len(EQUAL) + len(IN_DISTRIBUTION) + len(APPROXIMATE) == len(CELLS)
-    assert {cell.verifier for cell in APPROXIMATE} == {"typical_acceptance_sampler"}, (
-        "the bound tested is that verifier's"
-    )
+    assert {cell.verifier for cell in APPROXIMATE} == set(BOUNDED)
 
 
 @pytest.mark.parametrize("drafter", registry.DRAFTERS)
@@ -412,10 +485,11 @@ def test_the_same_tokens_are_drawn_under_parameters_that_touch_none_and_others_u
     assert cut != bare
 
 
-def test_the_bound_catches_a_looser_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bounded, "loosened", 3.0)
+@pytest.mark.parametrize("rule", BOUNDED)
+def test_the_bound_catches_a_looser_rule(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    monkeypatch.setattr(BOUNDED[rule], "loosened", 3.0)
     with pytest.raises(AssertionError, match="below the bound"):
-        go_through(APPROXIMATE)
+        go_through([cell for cell in APPROXIMATE if cell.verifier == rule])
 
 
 def go_through(cells: list[Cell]) -> None:

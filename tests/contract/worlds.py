@@ -49,7 +49,7 @@ loaded = cache(registry.load)
 """Classes by name; asking the installed packages each time takes longer than a cell."""
 
 
-def make(name: str, options: dict[str, Any], runner: ToyRunner) -> Any:
+def make(name: str, options: dict[str, Any], runner: ToyRunner, *, chains_only: bool = False) -> Any:
     """A drafter of the registry; its draft model is a noisy copy of the target."""
     draft = ToyRunner(VOCAB, seed=3, sharpness=1.5, noise=0.6)
     args = DrafterArgs(
@@ -62,6 +62,7 @@ def make(name: str, options: dict[str, Any], runner: ToyRunner) -> Any:
         nested=lambda config: nested(config, args),
         judge=ExactJudge(),
         fingerprint=letters().fingerprint,
+        chains_only=chains_only,
     )
     return loaded("drafters", name)(args, **(RESUMING.get(name, {}) | options))
 
@@ -74,9 +75,9 @@ def engine(drafters: Sequence[Any], sampled: Any, *, runner: ToyRunner | None = 
     runner = runner or target()
     parts = EngineParts(
         runner,
-        DrafterSet(drafters, runner.info.vocab_size),
+        DrafterSet(drafters, runner.info.vocab_size, chains_only=sampled.chains_only),
         FixedController(nodes if drafters else 0),
-        GreedyVerifier(),
+        sampled.at_zero() or GreedyVerifier(),
         sampled,
     )
     return Engine(parts, EngineConfig(max_num_seqs=64), tokenizer=letters(), eos_ids=(0,))

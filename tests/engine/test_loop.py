@@ -90,7 +90,7 @@ def test_a_drafter_of_trees_is_left_out_where_chains_alone_are_scored() -> None:
 
 def test_the_equality_catches_a_verifier_that_keeps_a_wrong_guess() -> None:
     class Credulous:
-        name = "credulous"
+        name, reads_text = "credulous", False
 
         def __init__(self, inner: Any) -> None:
             self.inner = inner

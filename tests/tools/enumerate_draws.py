@@ -80,20 +80,27 @@ class EnumeratingDraws:
     """`Draws` for one sequence in one step, whose decisions are enumerated.
 
     Gumbel noise belongs to a depth: the same row at the same depth gives the same token again. A rule that would reuse
-    the noise of one decision for another one (two rows at a depth, two coins of one trial) is not enumerable and fails
-    an assertion.
+    the noise of one decision for another one (two rows at a depth) is not enumerable and fails an assertion. A coin
+    belongs to a trial at a depth: asked with another probability it is the same number in 0..1, held against that.
     """
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
         self._known: dict[tuple[object, ...], tuple[list[float], int]] = {}
+        self._coins: dict[tuple[int, int], tuple[float, float]] = {}  # between which numbers the coin is known to lie
 
     def gumbel(self, depth: int, weights_v: torch.Tensor) -> int:
         return self._decide(("gumbel", depth), torch.softmax(weights_v.double(), 0).tolist())
 
     def bernoulli(self, depth: int, trial: int, probability: float) -> bool:
         assert 0.0 <= probability <= 1.0, f"a coin with probability {probability}"
-        return self._decide(("coin", depth, trial), [probability, 1.0 - probability]) == 0
+        low, high = self._coins.get((depth, trial), (0.0, 1.0))
+        if not low < probability < high:
+            return probability >= high
+        below = (probability - low) / (high - low)
+        heads = self._choices.choose([below, 1.0 - below]) == 0
+        self._coins[depth, trial] = (low, probability) if heads else (probability, high)
+        return heads
 
     def categorical(self, depth: int, probabilities_v: torch.Tensor) -> int:
         return self._decide(("categorical", depth), probabilities_v.tolist())

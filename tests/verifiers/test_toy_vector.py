@@ -33,6 +33,7 @@ RATES: dict[str, dict[str, float]] = {
     "greedy_draft_sampling": {ONE: 0.70, WITH: 0.76, GROUP: 0.76, WITHOUT: 0.82, GREEDY: 0.90, TOP: 0.50},
 }
 """Verifier -> drafts -> chance that one of them stands; drafts that are not there are refused."""
+RATES["relaxed_thinking"] = RATES["rejection_sampler"]  # it relaxes at temperature 0 alone
 
 BOUND = {ONE: 0.70, WITH: 0.86, GROUP: 0.86, WITHOUT: 0.985714, GREEDY: 0.90, TOP: 0.50}
 PAIRS = [(name, drafts) for name in RATES for drafts in DRAFTS]

@@ -24,7 +24,7 @@ from paceline.assembly.controller_setup import (
     with_published_number,
 )
 from paceline.checkpoints import Tokenizer, prediction_module
-from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
+from paceline.config import RULE_OPTIONS, SHARED, SpeculativeConfig, reject_unknown_keys
 from paceline.drafters import Drafter, DrafterArgs, Models
 from paceline.drafters.common import tables_of
 from paceline.engine import DrafterSet, EngineParts
@@ -84,17 +84,26 @@ def build_parts(
     own_module = config.method == "auto" and _has_module(runner, models)
     found = single_methods(config, default_draft, own_module=own_module)
     methods = sorted(found, key=lambda method: _TURN.get(_kind(method), 1))
-    drafters = [_drafter(method, index, runner, load, tokenizer, models=models) for index, method in enumerate(methods)]
+    sampled = _verifier(config)
+    if config.acceptance_method == "relaxed_thinking":
+        _check_marks(config, runner.info.vocab_size)
+    drafters = [
+        _drafter(method, index, runner, load, tokenizer, models=models, chains_only=sampled.chains_only)
+        for index, method in enumerate(methods)
+    ]
     tables_of(drafters)  # rejects two for one file
     if config.acceptance_method == "block_verification":
         _reject_branches(methods, drafters)
-    drafter_set = DrafterSet(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
+    if sampled.chains_only:
+        _reject_trees(config.acceptance_method, methods, drafters)
+    chains_only = sampled.chains_only or not runner.capabilities.trees
+    drafter_set = DrafterSet(drafters, runner.info.vocab_size, chains_only=chains_only)
     parts = EngineParts(
         runner=runner,
         drafter_set=drafter_set,
         controller=limited(build_controller(config, options, runner, drafter_set.names), runner, drafters, memory),
-        greedy=GreedyVerifier(),
-        sampled=_verifier(config),
+        greedy=sampled.at_zero() or GreedyVerifier(),
+        sampled=sampled,
     )
     return [str(method.method) for method in methods], parts
 
@@ -109,9 +118,36 @@ def _verifier(config: SpeculativeConfig) -> Verifier:
     need(name != "greedy", "acceptance_method", "name a rule for sampling; temperature 0 always has 'greedy'", name)
     factory = registry.load("verifiers", name)
     registry.check_derives("verifiers", name, factory, Verifier)
-    options = {"posterior_threshold": config.posterior_threshold, "posterior_alpha": config.posterior_alpha}
-    verifier: Verifier = factory(**options if name == "typical_acceptance_sampler" else {})
+    verifier: Verifier = factory(**{key: getattr(config, key) for key, rule in RULE_OPTIONS.items() if rule == name})
     return verifier
+
+
+def _check_marks(config: SpeculativeConfig, vocab_size: int) -> None:
+    """Reject marks of thoughts that the model cannot write: nothing would ever be relaxed.
+
+    Raises:
+        ConfigError: an id beyond the vocabulary, or one for both.
+    """
+    for key in ("begin_thinking_phase_token", "end_thinking_phase_token"):
+        need(getattr(config, key) < vocab_size, key, f"be below the vocabulary's {vocab_size}", getattr(config, key))
+    begin, end = config.begin_thinking_phase_token, config.end_thinking_phase_token
+    need(begin != end, "end_thinking_phase_token", "be another token than begin_thinking_phase_token", end)
+
+
+def _reject_trees(rule: str, methods: Sequence[SpeculativeConfig], drafters: Sequence[Drafter]) -> None:
+    """Reject what drafts trees beside a rule that is defined on chains.
+
+    Raises:
+        ConfigError: a method that is nothing without trees, or one that is set to grow them.
+    """
+    for method, drafter in zip(methods, drafters, strict=True):
+        name = str(method.method)
+        grows = f" by its tree_policy {drafter.tree_policy!r}" if drafter.tree_policy != "chain" else ""
+        if grows or "trees" in registry.lookup("drafters", name).needs:
+            raise ConfigError(
+                f"acceptance_method {rule!r} judges chains, but method {name!r} drafts trees{grows}; choose a method "
+                "that drafts chains, or acceptance_method 'rejection_sampler'"
+            )
 
 
 def _reject_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Drafter]) -> None:
@@ -260,6 +296,7 @@ def _drafter(
     tokenizer: Tokenizer | None,
     *,
     models: Models | None = None,
+    chains_only: bool = False,
 ) -> Drafter:
     name = str(config.method)
     entry, factory = registry.lookup("drafters", name), registry.load("drafters", name)
@@ -274,8 +311,9 @@ def _drafter(
         target=runner,
         load_runner=load,
         models=models,
-        nested=lambda config: _nested(config, name, runner, load, tokenizer, models=models),
+        nested=lambda config: _nested(config, name, runner, load, tokenizer, models=models, chains_only=chains_only),
         judge=ExactJudge(),
+        chains_only=chains_only,
         fingerprint=str if tokenizer is None else tokenizer.fingerprint,
     )
     try:
@@ -303,6 +341,7 @@ def _nested(
     tokenizer: Tokenizer | None,
     *,
     models: Models | None,
+    chains_only: bool,
 ) -> Drafter:
     """A drafter that another one is built on.
 
@@ -316,7 +355,7 @@ def _nested(
     for key in SHARED:
         need(key not in config, key, f"be given beside method {outer!r}, not in the config inside it", config.get(key))
     need(parsed.num_speculative_tokens != 0, f"num_speculative_tokens inside method {outer!r}", "be 1 or more", 0)
-    return _drafter(parsed, 0, runner, load, tokenizer, models=models)
+    return _drafter(parsed, 0, runner, load, tokenizer, models=models, chains_only=chains_only)
 
 
 def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from paceline import registry
 from paceline.controllers.auto import CostKey, CostStore
 from paceline.models import Runner
 from paceline.models.passes import NOT_STRICT_IN_TRANSFORMERS, StrictPasses, strict_unavailable, why_not_strict
 from paceline.models.runners import NativeRunner, RecurrentRunner, native_of, what_varies
-from paceline.utils import user_cache
+from paceline.utils import need, user_cache
 
 logger = logging.getLogger("paceline")
 
@@ -39,6 +40,16 @@ class Exactness:
 
     def __str__(self) -> str:
         return "strict, proven by self-test" if self.reason is None else f"up to near ties ({self.reason})"
+
+
+def reject_approximate(rule: str) -> None:
+    """Reject a rule of acceptance that changes the output in strict mode.
+
+    Raises:
+        ConfigError: it is approximate at some temperature.
+    """
+    exact = "approximate" not in registry.lookup("verifiers", rule).exactness
+    need(exact, "acceptance_method", "be an exact rule with exactness='strict'", rule)
 
 
 NOT_TESTED_WITH_SOURCE = "its self-test does not cover models that read a source"

@@ -23,6 +23,7 @@ from .server import LOOPBACK as LOOPBACK
 from .server import KeyLimits as KeyLimits
 from .server import ServerConfig as ServerConfig
 from .speculative import ALL_DRAFTS as ALL_DRAFTS
+from .speculative import RULE_OPTIONS as RULE_OPTIONS
 from .speculative import SHARED as SHARED
 from .speculative import DraftChoice as DraftChoice
 from .speculative import GivenConfig as GivenConfig

@@ -75,7 +75,26 @@ CLOSE: Final = 0.7
 MOST_TOKENS: Final = 1024
 """Most drafted tokens of a step that a configuration may ask for."""
 
-SHARED = ("acceptance_method", "posterior_threshold", "posterior_alpha", "controller", "disable_by_batch_size")
+RULE_OPTIONS: Final = {
+    "posterior_threshold": "typical_acceptance_sampler",
+    "posterior_alpha": "typical_acceptance_sampler",
+    "fly_window_size": "fly",
+    "fly_entropy_threshold": "fly",
+    **dict.fromkeys(
+        ("relaxed_topk", "relaxed_delta", "begin_thinking_phase_token", "end_thinking_phase_token"), "relaxed_thinking"
+    ),
+    "speculative_accept_threshold_single": "accept_thresholds",
+    "speculative_accept_threshold_acc": "accept_thresholds",
+}
+"""Keys that are options of one rule of acceptance -> that rule."""
+
+REJECTION_METHODS: Final = {"block": "block_verification", "fly": "fly"}
+"""vLLM's `rejection_sample_method` -> our `acceptance_method`; its default is ours, too."""
+
+RELAXED_SWITCH: Final = "use_relaxed_acceptance_for_thinking"
+"""TensorRT-LLM's key that chooses "relaxed_thinking"."""
+
+SHARED = ("acceptance_method", *RULE_OPTIONS, "controller", "disable_by_batch_size")
 """Keys that apply to all methods of a configuration, and are given beside a list of them."""
 
 
@@ -119,10 +138,31 @@ class SpeculativeConfig:
     acceptance_method: str = option(
         "rejection_sampler", check=partial(_check_text, rule="be a verifier of `paceline methods` or module:Class"),
         doc='"rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling" (all exact), '
-        '"typical_acceptance_sampler" (approximate), the name of one of another package, or "module:Class".',
+        '"typical_acceptance_sampler", "fly", "relaxed_thinking", "accept_thresholds" (approximate), the name of one '
+        'of another package, or "module:Class".',
     )  # fmt: skip
     posterior_threshold: float = option(0.09, doc="Of typical acceptance.", low=0.0, high=1.0, rule="be in 0..1")
     posterior_alpha: float = option(0.3, doc="Of typical acceptance.", low=0.0, rule="be 0 or more")
+    fly_window_size: int = option(6, doc="Of fly: drafts that must be accepted behind one that is kept.", low=1)
+    fly_entropy_threshold: float = option(
+        0.3, doc="Of fly: entropy of the three likeliest tokens, in nats, from which a draft may be kept.", low=0.0,
+        rule="be 0 or more",
+    )  # fmt: skip
+    relaxed_topk: int = option(1, doc="Of relaxed_thinking: how many of the likeliest tokens are accepted.", low=1)
+    relaxed_delta: float = option(
+        0.0, doc="Of relaxed_thinking: by how much less likely than the likeliest they may be.", low=0.0, high=1.0,
+        rule="be in 0..1",
+    )  # fmt: skip
+    begin_thinking_phase_token: int = option(128798, doc="Of relaxed_thinking: id of the token before thoughts.", low=0)
+    end_thinking_phase_token: int = option(128799, doc="Of relaxed_thinking: id of the token behind them.", low=0)
+    speculative_accept_threshold_single: float = option(
+        1.0, doc="Of accept_thresholds: from which probability on a draft is always accepted.", low=0.0, high=1.0,
+        rule="be in 0..1",
+    )  # fmt: skip
+    speculative_accept_threshold_acc: float = option(
+        1.0, doc="Of accept_thresholds: what drafts' summed probability is divided by.", low=0.0, high=1.0,
+        rule="be in 0..1",
+    )  # fmt: skip
     controller: str | None = option(
         None, check=_check_controller,
         doc='A policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where '
@@ -167,6 +207,7 @@ class SpeculativeConfig:
             whole = {key: value for key, value in whole.items() if key != "model"} | {"method": "ngram"}
         general = set(cls.general_keys())
         settings = {key: value for key, value in whole.items() if value is not None or key not in general | VLLM_KEYS}
+        settings = _with_rule_of_others(settings)
         known = {key: value for key, value in settings.items() if key in general}
         method = known.get("method", "draft_model" if isinstance(known.get("model"), str) else "auto")
         need(isinstance(method, str | list | tuple) and method != "", "method", "be a name or a list of names", method)
@@ -175,14 +216,7 @@ class SpeculativeConfig:
             need(len(method) > 0, "method", "not be an empty list", method)
             method = tuple(cls._nested(item, settings) for item in method)
         known["method"] = method
-        if str(known.get("acceptance_method")) != "typical_acceptance_sampler":
-            for key in ("posterior_threshold", "posterior_alpha"):
-                need(
-                    key not in settings,
-                    key,
-                    'be given together with "acceptance_method": "typical_acceptance_sampler"',
-                    known.get(key),
-                )
+        _check_rule_options(known)
         return cls(**known, options={key: value for key, value in settings.items() if key not in general})
 
     @classmethod
@@ -239,6 +273,46 @@ ALL_DRAFTS: Final = DraftChoice()
 
 GivenConfig = Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | str | SpeculativeConfig | None
 """What a user may give as a `speculative_config`."""
+
+
+def _with_rule_of_others(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same keys, with those by which vLLM and TensorRT-LLM choose a rule as our `acceptance_method`.
+
+    Raises:
+        ConfigError: a value that they do not have or that is not built, or two keys that choose a rule.
+    """
+    found, chosen = dict(settings), dict[str, str]()
+    if (key := "rejection_sample_method") in found:
+        method, known = found.pop(key), ["standard", *REJECTION_METHODS]
+        need(method in known, key, f"be one of {', '.join(known)}", method)
+        chosen[key] = REJECTION_METHODS[method]
+    if (relaxed := found.pop(RELAXED_SWITCH, None)) is not None:
+        need(isinstance(relaxed, bool), RELAXED_SWITCH, "be True or False", relaxed)
+        if relaxed:
+            chosen[RELAXED_SWITCH] = "relaxed_thinking"
+    for key, rule in chosen.items():
+        other = found.setdefault("acceptance_method", rule)
+        need(other == rule, key, f"be left out beside acceptance_method {other!r}", settings[key])
+    return found
+
+
+def _check_rule_options(known: Mapping[str, Any]) -> None:
+    """Reject options of another rule than the one that is chosen, and a window of fly that no draft can fill.
+
+    Raises:
+        ConfigError: one of them, by its name.
+    """
+    chosen = str(known.get("acceptance_method"))
+    for key, rule in RULE_OPTIONS.items():
+        need(
+            key not in known or chosen == rule,
+            key,
+            f'be given together with "acceptance_method": "{rule}"',
+            known.get(key),
+        )
+    most, window = known.get("num_speculative_tokens"), known.get("fly_window_size", 6)
+    if chosen == "fly" and isinstance(most, int) and isinstance(window, int) and most:
+        need(window < most, "fly_window_size", f"be below num_speculative_tokens, {most}", window)
 
 
 def _is_idle(key: str, value: object) -> bool:

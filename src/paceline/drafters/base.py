@@ -184,6 +184,7 @@ class DrafterArgs:
         models: the same, and more ways to open models.
         nested: makes a drafter from a `speculative_config` of one method, for drafters built on others.
         judge: verifies for these.
+        chains_only: the rule of acceptance judges chains alone.
         fingerprint: names the tokenizer, so that tables and datastores made with another one are rejected; called only
             by drafters that read such files, since it takes a pass over the vocabulary.
     """
@@ -197,6 +198,12 @@ class DrafterArgs:
     nested: Callable[[Mapping[str, Any] | str], Drafter] | None = None
     judge: Judge | None = None
     fingerprint: Callable[[], str] = str
+    chains_only: bool = False
+
+    @property
+    def branches(self) -> bool:
+        """Whether drafts may branch: the rule of acceptance and the target's runner both take trees."""
+        return not self.chains_only and (self.target is None or self.target.capabilities.trees)
 
 
 class SavedTables(Protocol):

@@ -53,8 +53,8 @@ class DrafterSet:
     Args:
         drafters: in the order of their source index.
         vocab_size: of the target.
-        chains_only: the target's runner scores no branches; then the first drafter that proposes anything is the only
-            one used.
+        chains_only: the target's runner scores no branches, or the rule of acceptance takes none; then the first
+            drafter that proposes anything is the only one used.
     """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int, *, chains_only: bool = False) -> None:
@@ -247,7 +247,8 @@ class DrafterSet:
             raise DrafterError(f"a tree of depth {tree.max_depth} exceeds the budget of {budget.depth}")
         if self.chains_only and not tree.is_chain:
             raise DrafterError(
-                "proposed a tree with branches, but the runner of this model scores chains only; draft chains"
+                "proposed a tree with branches, but the runner of this model scores chains only or the "
+                "acceptance_method judges chains alone; draft chains"
             )
         sources = tree.sources
         if sources is chain_sources(len(tree), index) or bool((sources == index).all()):

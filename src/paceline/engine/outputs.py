@@ -33,6 +33,7 @@ class RequestMetrics:
         num_accepted_tokens: accepted nodes whose tokens are in the output; what a stop or a limit cut off does not
             count.
         num_accepted_tokens_per_pos: those by depth, from depth 1.
+        num_departures: those that an exact rule with the same draws would not have taken; 0 under exact rules.
         num_generation_tokens, num_prompt_tokens: text sizes.
         drafters: name -> counts; a node that several drafters proposed counts for the first of them.
         dropped_drafters: name -> why a drafter was dropped for this request.
@@ -49,6 +50,7 @@ class RequestMetrics:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    num_departures: int = 0
     drafters: dict[str, DrafterMetrics] = field(default_factory=dict)
     dropped_drafters: dict[str, str] = field(default_factory=dict)
     time_to_first_token: float | None = None
@@ -123,6 +125,7 @@ class RequestMetrics:
             "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_tokens": self.num_accepted_tokens,
             "num_accepted_tokens_per_pos": list(self.num_accepted_tokens_per_pos),
+            "num_departures": self.num_departures,
             "mean_acceptance_length": round(self.mean_acceptance_length, 4),
             "acceptance_rate": round(self.acceptance_rate, 4),
             "drafters": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -155,6 +156,7 @@ class DecodingSequence:
         if kept < len(tokens):
             tokens, path = tokens[:kept], path[:kept]
         metrics.add_step(tree, path, names)
+        metrics.num_departures += bisect_left(verdict.departures, kept)
         output.token_ids += tokens
         self.context.tokens += tokens
         if not self.plain:

@@ -30,7 +30,8 @@ def verify(
         if not sequence.plain:
             break
     else:
-        return parts.greedy.verify_scores(trees, scores)
+        at_zero = parts.greedy.after(_texts(batch)) if parts.greedy.reads_text else parts.greedy
+        return at_zero.verify_scores(trees, scores)
     verdicts: dict[int, Verdict | NumericsError] = {}
     verifiers: tuple[tuple[Verifier, bool], ...] = ((parts.greedy, True), (parts.sampled, False))
     for verifier, greedy in verifiers:
@@ -42,8 +43,13 @@ def verify(
                 numbered = zip(positions, rows, strict=True)
                 rows = [with_none(rows_nv, longer[i]) if i in longer else rows_nv for i, rows_nv in numbered]
             grown, draws = [longer.get(i, trees[i]) for i in positions], [batch[i].draws() for i in positions]
-            verdicts.update(zip(positions, verifier.verify(grown, rows, draws), strict=True))
+            rule = verifier.after(_texts([batch[i] for i in positions])) if verifier.reads_text else verifier
+            verdicts.update(zip(positions, rule.verify(grown, rows, draws), strict=True))
     return [_with_reason(verdicts[i], sequence, scores, i) for i, sequence in enumerate(batch)]
+
+
+def _texts(batch: Sequence[DecodingSequence]) -> list[list[int]]:
+    return [sequence.context.tokens for sequence in batch]
 
 
 def _with_reason(

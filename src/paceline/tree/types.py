@@ -61,11 +61,14 @@ class Verdict:
         accepted: their tokens.
         next_token: the target's own token after the path, which every verifier gives; None only in place of a verdict,
             where a row held no distribution (`paceline.explain`).
+        departures: rising places in `accepted` of what the exact rule with the same draws would not have taken there;
+            empty under every exact rule.
     """
 
     path: tuple[int, ...]
     accepted: tuple[int, ...]
     next_token: int | None
+    departures: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:

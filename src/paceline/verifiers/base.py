@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from paceline.errors import NumericsError
+from paceline.errors import CapabilityError, NumericsError
 
 if TYPE_CHECKING:
     import torch
 
-    from paceline.tree import Scores, TokenTree, Verdict
+    from paceline.tree import Scores, TokenTree, Trial, Verdict
 
 R = TypeVar("R")
 
@@ -34,7 +34,7 @@ class Draws(Protocol):
         """
 
     def bernoulli(self, depth: int, trial: int, probability: float) -> bool:
-        """True with the given probability."""
+        """True with the given probability: one number in 0..1 for each depth and trial is below it."""
 
     def categorical(self, depth: int, probabilities_v: torch.Tensor) -> int:
         """An index drawn from float32 probabilities (v,) that sum to 1."""
@@ -57,10 +57,25 @@ class Verifier(ABC):
         name: what logs call it.
         row_by_row: it asks its `rows` for single rows alone (`Rows`), once each: rules are then applied to rows that it
             reaches and not to the others.
+        reads_text: what it accepts depends on the text before the tree, which `after` tells it.
+        chains_only: it judges chains alone; methods and settings that draft trees are rejected beside it.
     """
 
     name: str
     row_by_row: bool = False
+    chains_only: bool = False
+    reads_text: bool = False
+
+    def after(self, texts: Sequence[Sequence[int]]) -> Verifier:
+        """The rule in one step of sequences with these committed texts, prompts and roots included.
+
+        It is asked for in every step, of rules that read the text.
+        """
+        return self
+
+    def at_zero(self) -> ArgmaxVerifier | None:
+        """What decides at temperature 0 where this rule is chosen; None is `GreedyVerifier`, equal or reject."""
+        return None
 
     @abstractmethod
     def verify(
@@ -82,7 +97,11 @@ class Verifier(ABC):
 
 
 class ArgmaxVerifier(Verifier):
-    """A rule that looks at the best token of each row alone, so that it can judge all rows of a pass at once."""
+    """A rule for temperature 0: it draws nothing, so that it can judge all rows of a pass at once."""
+
+    def after(self, texts: Sequence[Sequence[int]]) -> ArgmaxVerifier:
+        """See `Verifier.after`."""
+        return self
 
     @abstractmethod
     def verify_scores(self, trees: Sequence[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:
@@ -103,6 +122,70 @@ def verify_each(
         except NumericsError as error:
             verdicts.append(error)
     return verdicts
+
+
+class Likeliest:
+    """`Draws` at temperature 0: the target's token is the likeliest, the first of equals; there are no coins."""
+
+    def gumbel(self, depth: int, weights_v: torch.Tensor) -> int:
+        """The index of the largest entry."""
+        return int(weights_v.argmax())
+
+    def bernoulli(self, depth: int, trial: int, probability: float) -> bool:
+        """True where that is at all likely."""
+        return probability > 0.0
+
+    def categorical(self, depth: int, probabilities_v: torch.Tensor) -> int:
+        """The index of the largest entry."""
+        return int(probabilities_v.argmax())
+
+
+class AtZero(ArgmaxVerifier):
+    """A rule at temperature 0: drafts are points, and the target's own token is its likeliest.
+
+    Args:
+        rule: it gets the rows of temperature 0, which are logits after all sampling rules.
+    """
+
+    def __init__(self, rule: Verifier) -> None:
+        self.rule, self.name = rule, rule.name
+        self.row_by_row, self.chains_only, self.reads_text = rule.row_by_row, rule.chains_only, rule.reads_text
+
+    def after(self, texts: Sequence[Sequence[int]]) -> AtZero:
+        """See `Verifier.after`."""
+        return AtZero(self.rule.after(texts))
+
+    def verify(
+        self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], draws: Sequence[Draws] = ()
+    ) -> list[Verdict | NumericsError]:
+        """See `Verifier.verify`; `draws` are not used."""
+        points = [tree.replace(trials={}) if tree.trials else tree for tree in trees]
+        return self.rule.verify(points, rows, [Likeliest()] * len(trees))
+
+    def verify_scores(self, trees: Sequence[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:
+        """See `ArgmaxVerifier.verify_scores`."""
+        return self.verify(trees, [scores.of(i) for i in range(len(trees))])
+
+
+def chain_of(tree: TokenTree, rule: str) -> list[Trial]:
+    """The trials of a chain, from the root down.
+
+    Args:
+        rule: `acceptance_method`, for the error.
+    Raises:
+        CapabilityError: a position has several proposals.
+    """
+    from paceline.tree import ROOT
+
+    chain: list[Trial] = []
+    while len(tree) and (trials := tree.trials_of(chain[-1].node if chain else ROOT)):
+        if len(trials) > 1:
+            raise CapabilityError(
+                f"acceptance_method {rule!r} judges chains, got a tree with {len(trials)} proposals behind "
+                f"{len(chain)} tokens; draft chains, or use acceptance_method 'rejection_sampler'"
+            )
+        chain.append(trials[0])
+    return chain
 
 
 def before_bad_row(path: Sequence[int], accepted: Sequence[int]) -> Verdict:

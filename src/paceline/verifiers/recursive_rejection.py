@@ -116,6 +116,22 @@ def reject(
     return None, draws.categorical(depth, r_v)
 
 
+def departures_of(tree: TokenTree, path: Sequence[int], rows_nv: Rows, draws: Draws) -> tuple[int, ...]:
+    """Places of an accepted path at which exact verification with the same draws would not have gone that way.
+
+    Args:
+        path: of nodes whose parents' rows hold distributions.
+    """
+    found: list[int] = []
+    for place, (parent, node) in enumerate(zip((ROOT, *path), path, strict=False)):
+        trials = tree.trials_of(parent)
+        rule = reject if any(trial.drawn for trial in trials) else match
+        tokens = [int(tree.tokens[trial.node]) for trial in trials]
+        if rule(trials, tokens, rows_nv[parent + 1], draws, place)[0] != node:
+            found.append(place)
+    return tuple(found)
+
+
 def probabilities_of(weights_v: torch.Tensor, depth: int) -> torch.Tensor:
     """(v,) p, the softmax of a row of log-weights, in float64 where the row is float64, else in float32.
 

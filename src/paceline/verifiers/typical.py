@@ -16,6 +16,7 @@ import torch
 from paceline.errors import NumericsError
 from paceline.tree import CANDIDATE, ROOT, IntArray, TokenTree, Verdict
 from paceline.verifiers.base import Verifier, before_bad_row, sample, verify_each
+from paceline.verifiers.recursive_rejection import departures_of
 
 if TYPE_CHECKING:
     from paceline.verifiers.base import Draws
@@ -57,7 +58,7 @@ class TypicalAcceptance(Verifier):
             if path:
                 return before_bad_row(path, accepted)
             raise
-        return Verdict(path, tuple(accepted), next_token)
+        return Verdict(path, tuple(accepted), next_token, departures_of(tree, path, rows_nv, draws))
 
     def _longest(self, tree: TokenTree, rows_nv: torch.Tensor) -> int:
         """The node at which the best accepted path ends, or ROOT."""

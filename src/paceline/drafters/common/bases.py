@@ -126,7 +126,7 @@ class TextDrafter(Drafter, Generic[S]):
     Attributes:
         index, vocab_size: as in `args`.
         limit: `num_speculative_tokens`, or UNLIMITED.
-        chains_only: the target scores no branches.
+        chains_only: the target scores no branches, or the rule of acceptance takes none.
     Raises:
         ConfigError: a negative number.
     """
@@ -136,7 +136,7 @@ class TextDrafter(Drafter, Generic[S]):
     def __init__(self, args: DrafterArgs, num_speculative_tokens: int | None = None) -> None:
         self.limit = limit_of(num_speculative_tokens)
         self.index, self.vocab_size = args.index, args.vocab_size
-        self.chains_only = args.target is not None and not args.target.capabilities.trees
+        self.chains_only = not args.branches
 
     @abstractmethod
     def _begin(self, context: Context) -> S | None:

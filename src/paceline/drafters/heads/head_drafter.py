@@ -75,7 +75,7 @@ class HeadDrafter(Drafter, Generic[S]):
                 f"tree_policy {self.policy.name!r} needs a model that scores trees, {args.target.info.name} cannot; "
                 "leave it out"
             )
-        self._follows = self.follows_shapes and free and args.target.capabilities.trees
+        self._follows = self.follows_shapes and free and args.branches
         return str(model), args.target
 
     def _read(self, target: Runner, taps: Sequence[int], window: int | None) -> None:
