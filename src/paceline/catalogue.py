@@ -111,6 +111,14 @@ DRAFTERS: Mapping[str, Entry] = {
         ("a smaller model of four layers or more with the target's tokenizer",),
         "EasySpec: layer-parallel speculative decoding for efficient multi-GPU utilization (arXiv:2502.02493)",
     ),
+    "pard": Entry(
+        "paceline.drafters.draft_model.pard:PardDrafter",
+        "model",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("a parallel draft model with the target's tokenizer",),
+        "PARD: accelerating LLM inference with low-cost parallel draft model adaptation (arXiv:2504.18583)",
+        published={"num_speculative_tokens": 12},
+    ),
     "diffuspec": Entry(
         "paceline.drafters.diffusion.diffuspec:DiffuSpecDrafter",
         "model",
