@@ -11,13 +11,15 @@ import pytest
 import torch
 from tiny_llama import runner_of, tiny_llama
 
+from benchmarks.stand_ins import write_shuffled_draft
 from paceline import LLM
 from paceline.checkpoints import read_config
 from paceline.drafters import Context
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.pard import predicted
-from paceline.errors import ConfigError
+from paceline.errors import CapabilityError, ConfigError
 from paceline.llm import BUNDLED
+from paceline.models import load_runner
 from paceline.training import training_config
 from paceline.training.batches import Batch, Document, TargetView
 from paceline.training.pard import MaskedRows, PardConfig, PardTrainer, anchors_of, retained, tokens_in
@@ -138,17 +140,23 @@ def test_the_loss_is_the_cross_entropy_of_all_rows_that_predict() -> None:
         assert bool(embedding.grad[MASK].any()) == (depths > 1)
 
 
-def test_a_model_without_a_spare_row_gets_one_and_another_tokenizer_is_rejected(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["draft", "target"])
+def test_a_model_without_a_spare_row_gets_one(tmp_path: Path, name: str) -> None:
+    """Also one whose head is its embedding, as the target's."""
     llm = LLM(dtype="float32", speculative_config=None)
     with pytest.raises(ConfigError, match="draft_model must be the folder or hub id"):
         PardTrainer.check(llm.runner.info, training_config("pard", data=(Path("x"),)))
-    draft = str(BUNDLED / "draft")
-    config = training_config("pard", data=(Path("x"),), draft_model=draft)
+    config = training_config("pard", data=(Path("x"),), draft_model=str(BUNDLED / name))
     trainer, view = PardTrainer.init(llm, config, torch.arange(8))
     tokens = llm.tokenizer.vocab_size
     embedding = trainer.model.get_input_embeddings().weight  # type: ignore[operator]
     assert trainer.mask == tokens == len(embedding) - 1
     assert torch.allclose(embedding[tokens], embedding[:tokens].mean(0))
+    original = load_runner(str(BUNDLED / name), dtype="float32")
+    text = [5, 60, 700, 41]
+    with torch.no_grad():
+        says = trainer.model(input_ids=torch.tensor([text])).logits[0, -1, :tokens]
+    assert torch.allclose(says, original.extend([original.open()], [text]).logits[0], atol=1e-3)
     trainer.write(tmp_path, llm, view, {})
     stored = read_config(tmp_path)
     assert {key: stored[key] for key in ("pard_token", "spd_type", "vocab_size")} == {
@@ -162,3 +170,13 @@ def test_a_model_without_a_spare_row_gets_one_and_another_tokenizer_is_rejected(
         {"method": "pard", "model": str(tmp_path)}
     ).engine.parts.drafter_set.drafters
     assert drafter.mask == tokens  # type: ignore[attr-defined]
+
+
+def test_what_cannot_become_parallel_is_rejected(tmp_path: Path) -> None:
+    llm = LLM(dtype="float32", speculative_config=None)
+    shuffled = str(write_shuffled_draft(tmp_path / "shuffled"))
+    config = training_config("pard", data=(Path("x"),), draft_model=shuffled)
+    with pytest.raises(ConfigError, match="draft_model must have the model's tokenizer"):
+        PardTrainer.init(llm, config, torch.arange(8))
+    with pytest.raises(CapabilityError, match="no causal model of transformers"):
+        PardTrainer.init(llm, dataclasses.replace(config, draft_model=str(BUNDLED / "diffusion")), torch.arange(8))

@@ -32,6 +32,7 @@ from torch.nn import functional as F
 
 from paceline.checkpoints import (
     MASK_TOKEN,
+    QUANTIZATION_KEYS,
     Tokenizer,
     mask_token,
     open_checkpoint,
@@ -160,8 +161,8 @@ class PardTrainer(Trainer):
         folder = resolve(name)
         if why := same_tokenizer(llm.tokenizer, Tokenizer.load(folder)):
             raise ConfigError(f"draft_model must have the model's tokenizer, got {name!r}: {why}")
-        stored = read_config(folder)
-        model = causal_model(folder, stored)
+        stored = {key: value for key, value in read_config(folder).items() if key not in QUANTIZATION_KEYS}
+        model = causal_model(folder, read_config(folder))
         mask = mask_token(stored, name)
         if mask is None:
             mask = 1 + max(llm.tokenizer.tokens())
@@ -226,15 +227,18 @@ def causal_model(folder: Path, config: Mapping[str, Any]) -> nn.Module:
     Raises:
         CapabilityError: transformers has no such model, or other names for its weights than its files have.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    stored = open_checkpoint(folder, config)
+    floats = {key: value for key, value in config.items() if key not in QUANTIZATION_KEYS}
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    except (OSError, ValueError) as error:
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**floats), dtype=torch.float32)
+    except (KeyError, ValueError) as error:
         raise CapabilityError(f"{folder} holds no causal model of transformers that can be trained: {error}") from error
-    stored = set(open_checkpoint(folder, config).entries)
-    if other := [name for name, _ in model.named_parameters() if name not in stored]:
-        raise CapabilityError(f"{folder} holds no {other[0]}, as transformers names it, so that it cannot be trained")
+    absent = model.load_state_dict({name: stored.tensor(name) for name in stored.entries}, strict=False).missing_keys
+    learned = {name for name, _ in model.named_parameters()}  # of tied ones the first
+    if lacking := [name for name in absent if name in learned]:
+        raise CapabilityError(f"{folder} holds no {lacking[0]}, as transformers names it, so that it cannot be trained")
     return cast(nn.Module, model)
 
 
@@ -247,7 +251,7 @@ def with_mask(model: nn.Module, mask: int, stored: Mapping[str, Any]) -> dict[st
     mean = causal.get_input_embeddings().weight[:mask].mean(0)
     config = dict(stored)
     if mask >= causal.get_input_embeddings().weight.shape[0]:
-        causal.resize_token_embeddings(mask + 1)
+        causal.resize_token_embeddings(mask + 1, mean_resizing=False)
         config["vocab_size"] = mask + 1
     causal.get_input_embeddings().weight[mask] = mean
     return config
