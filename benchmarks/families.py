@@ -20,10 +20,9 @@ of them counts. Texts of random weights mean nothing: what must agree are the lo
 float32, or nothing is timed, and our tokens in every repeat. A family that llama.cpp does not read has the reason in
 place of its figures. `--families hybrids` are those of `hybrid_shapes.SMALL`, `attention` all others.
 
-Attention models take about 10 minutes, the first time 3 more for models (18 GB of disk) and compiled passes; hybrids
-about 15, and everything up to twice as long with `--avx2`, which keeps both engines to AVX2 alone: ask for some at a
-time. Results: `results/families.json`, written family by family, those of AVX2 under `AVX2 alone`; `families.png`; a
-table by `family_table.py`; what a run leaves out keeps its figures.
+A family takes a minute and a half, with `--avx2`, which keeps both engines to AVX2 alone, up to twice as long; models
+and files of attention models take 18 GB of disk. Results: `results/families.json`, written family by family, those of
+AVX2 under `AVX2 alone`; `families.png`; a table by `family_table.py`; what a run leaves out keeps its figures.
 """
 
 from __future__ import annotations

@@ -81,15 +81,18 @@ def converted(llama: LlamaCpp, checkpoint: Path, kind: str, threads: int) -> Pat
         return path
     path.parent.mkdir(exist_ok=True)
     part = path.with_suffix(".part")
-    if theirs in CONVERTED:
-        words = [str(llama.source), str(checkpoint), "--outfile", str(part), "--outtype", theirs]
-        _attempt([sys.executable, "-c", CONVERT, *words])
-        _attempt([str(llama.bench), "-m", str(part), "-p", "1", "-n", "0", "-r", "1", "-v"])
-    else:
-        source = converted(llama, checkpoint, "bfloat16", threads)
-        head = ["--token-embedding-type", HEAD, "--output-tensor-type", HEAD]
-        output([str(llama.programs / "llama-quantize"), *head, str(source), str(part), theirs, str(threads)])
-    os.replace(part, path)
+    try:
+        if theirs in CONVERTED:
+            words = [str(llama.source), str(checkpoint), "--outfile", str(part), "--outtype", theirs]
+            _attempt([sys.executable, "-c", CONVERT, *words])
+            _attempt([str(llama.bench), "-m", str(part), "-p", "1", "-n", "0", "-r", "1", "-v"])
+        else:
+            source = converted(llama, checkpoint, "bfloat16", threads)
+            head = ["--token-embedding-type", HEAD, "--output-tensor-type", HEAD]
+            output([str(llama.programs / "llama-quantize"), *head, str(source), str(part), theirs, str(threads)])
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
     return path
 
 

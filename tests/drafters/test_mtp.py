@@ -145,7 +145,7 @@ def test_an_input_that_is_fed_twice_shows_in_the_length(tmp_path: Path, monkeypa
         state.states.drop(state.kept - 1)
         state.kept = 0
 
-    monkeypatch.setattr(FeatureDrafts, "_keep", careless)
+    monkeypatch.setattr(FeatureDrafts, "_keep", careless)  # private: nothing public leaves rows in the cache
     with pytest.raises(AssertionError):
         check_lengths(World("qwen3_5_text", tmp_path, tree_width=2))
 

@@ -370,6 +370,16 @@ CASES["glm4_moe"] = Case(
     | {"rope_theta": 500.0, "rope_scaling": None, "rms_norm_eps": 1e-5, "first_k_dense_replace": 1},
     keys=qwen_moe_keys,
 )
+_GLM4_MOE_LITE = {key: value for key, value in _DEEPSEEK_V3.items() if key != "first_k_dense_replace"}
+CASES["glm4_moe_lite"] = Case(
+    model_type="glm4_moe_lite",
+    new=_GLM4_MOE_LITE | {"mlp_layer_types": ["sparse", "dense", "sparse"]} | _rope("default", 500.0),
+    old=_GLM4_MOE_LITE
+    | {"n_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.8, "topk_method": "noaux_tc"}
+    | {"rope_theta": 500.0, "rope_scaling": None, "rms_norm_eps": 1e-5, "mlp_only_layers": [1]}
+    | {"first_k_dense_replace": 0, "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0},
+    keys=qwen_moe_keys,
+)
 _MINISTRAL_ROPE = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4}
 CASES["ministral3"] = Case(
     model_type="ministral3",
@@ -742,6 +752,7 @@ COMPILED = (
     *(f"{name}-wide" for name in WIDE),
     "deepseek_v3",
     "glm4_moe",
+    "glm4_moe_lite",
     "ministral3",
     "mistral4",
     "olmo3",

@@ -220,6 +220,27 @@ def test_an_encoder_gives_the_numbers_of_operators(
 
 
 @ENCODERS
+@pytest.mark.parametrize("kind", ["bfloat16", "int8 and bfloat16"])
+def test_an_encoder_computes_in_float32_where_bfloat16_is_slow(
+    name: str, kind: str, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the weights that bfloat16 has; what the decoder attends to is in bfloat16 as before."""
+    sources = [tiny.source(name)[0]]
+    found = {}
+    for has in (True, False):
+        monkeypatch.setattr("paceline.models.passes.compiled_encoder.has_bfloat", lambda has=has: has)
+        monkeypatch.setattr("paceline.models.passes.compiled_encoder.attention_agrees", lambda: False)
+        runner: Any = load_runner(folder_of(name), **TYPES[kind])
+        assert runner.encoder.dtype is (torch.bfloat16 if has else torch.float32)
+        cache = runner.open(0, sources[0])
+        runner.encode([cache])
+        assert runner.native.arena.layers[0].dtype is torch.bfloat16
+        found[has] = runner.extend([cache], [[5, 6]]).logits.float(), states_of(runner, sources)[0]
+    assert error(found[True][0], found[False][0]) < 0.2
+    assert 1e-4 < error(found[True][1], found[False][1]) < 0.06
+
+
+@ENCODERS
 @EACH_TYPE
 def test_a_source_reads_the_same_beside_others(name: str, kind: str, folder_of: Callable[[str], Path]) -> None:
     """Within what PyTorch's own operators change; what is compiled keeps every bit (test_products, test_two_sided)."""

@@ -194,6 +194,10 @@ def test_windows() -> None:
     assert windows({"model_type": "gemma2"}) == [4096, None, 4096]
     assert windows({"model_type": "llama", "sliding_window": 8}) == [None] * 3
     assert windows({"model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": 2}) == [8, None, 8]
+    letters = {"model_type": "exaone4", "sliding_window": 8, "num_hidden_layers": 5}
+    assert windows(letters | {"sliding_window_pattern": "LG"}) == [8, None, 8, None, None]
+    with pytest.raises(CheckpointError, match="'sliding_window_pattern' must be an integer or letters L and G"):
+        windows(letters | {"sliding_window_pattern": "LX"})
     spec = spec_from_config(OLD | {"model_type": "exaone4", "sliding_window": None})
     assert [(layer.window, layer.rope) for layer in spec.layers] == [(None, "default")] * 3
     assert windows({"model_type": "smollm3", **slides, "no_rope_layers": [1, 0, 1]}) == [None, 8, None]
@@ -251,6 +255,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"] * 3}, "layer_types"),
     ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ({"clip_qkv": 8.0}, "clip_qkv"),
+    ({"model_type": "glm4_moe_lite", "mlp_layer_types": ["dense", "sparse", "else"]}, "'else'"),
     ({"model_type": "mistral4", "n_group": 2}, "n_group=2"),
     ({"model_type": "minimax_m2", "use_qk_norm": False}, "use_qk_norm=False"),
     ({"model_type": "hunyuan_v1_moe", "num_experts": [2, 3, 2]}, "num_experts that differs"),

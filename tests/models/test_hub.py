@@ -227,6 +227,16 @@ def test_configurations_that_are_rejected_by_name(change: dict[str, Any], text: 
     assert "; use " in str(caught.value)
 
 
+def test_a_model_that_sees_is_taken_where_its_text_part_is_native(tmp_path: Path) -> None:
+    """Ministral 3 and Mistral Small are published with their vision tower alone."""
+    seeing = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vision_config": {}}
+    fill(tmp_path, seeing | {"text_config": {"model_type": "ministral3"}})
+    assert read_config(tmp_path)["model_type"] == "mistral3"
+    fill(tmp_path, seeing | {"text_config": {"model_type": "unheard_of"}})
+    with pytest.raises(UnsupportedModelError, match="vision-language models are not supported"):
+        read_config(tmp_path)
+
+
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
 @pytest.mark.parametrize("value", ["gptq", [], False, 4])
 def test_a_quantisation_that_is_no_object_is_rejected(key: str, value: object, tmp_path: Path) -> None:

@@ -308,6 +308,7 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("gpt_oss", _moe(top_k=1)),
     ("deepseek_v3", _moe(groups=None)),
     ("glm4_moe", _moe(scaling=1.0)),
+    ("glm4_moe_lite", _moe(groups=None)),
     ("ministral3", _ungrown),
     ("mistral4", _ungrown),
     ("olmo3", _one_rope),

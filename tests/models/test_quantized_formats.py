@@ -24,7 +24,14 @@ from models.quantized_files import (
 )
 from safetensors.torch import load_file, save_file
 from tiny_checkpoint import edit_json
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 from paceline.checkpoints import NAMES, QuantizedCheckpoint, block_values, find_format, quantize_rows, read_config
 from paceline.checkpoints.quantized_formats import awq, scaled_floats, unpacked_numbers
@@ -242,10 +249,26 @@ def test_models_answer_as_their_multiplied_out_weights(
     assert runner.info.quantization == ("blocks" if name in KEPT else "int8")
     found = runner.extend([runner.open()], [TOKENS], all_logits=True).logits
     assert (found - exact).norm() < (1e-3 if name in KEPT else 0.03) * exact.norm()
-    (line,) = [line for line in caplog.messages if not line.startswith("compiling")]
+    (line,) = [one for one in caplog.messages if "rounded" in one]
     assert ("keep their numbers, but for the head, rounded to int8" if name in KEPT else "are rounded to int8") in line
     other = oracle(model, {key: value.roll(1, 1) for key, value in meant.items()})
     assert (found - other).norm() > 0.3 * exact.norm()
+
+
+@pytest.mark.parametrize("maps", ["self_attn.q_proj", ""])
+def test_gates_of_attention_are_kept_or_rounded_with_the_queries_that_they_lie_beside(
+    maps: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where keys and values are floats in the file."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 128, "num_attention_heads": 2}
+    layers = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "num_key_value_heads": 1}
+    config = Qwen3_5TextConfig(vocab_size=128, **sizes, **layers)
+    model = Qwen3_5ForCausalLM(config).float().eval()
+    folder, _ = quantized_model(tmp_path, model, lambda name: LAYOUTS["awq"] if maps in name else None)
+    exact, found = logits(folder, quantization="none"), logits(folder, activation_bits=16)
+    assert ("keep their numbers" in caplog.text) == (not maps)
+    assert (found - exact).norm() < 0.03 * exact.norm()
+    assert (found.roll(1, 0) - exact).norm() > 0.3 * exact.norm()
 
 
 def test_columns_of_heads_and_of_inner_activations_find_their_inputs(tmp_path: Path) -> None:

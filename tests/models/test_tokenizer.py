@@ -160,6 +160,17 @@ def test_a_sentencepiece_model_says_what_it_needs(tmp_path: Path, name: str, mon
     assert "sentencepiece]" not in str(caught.value)
 
 
+def test_a_tokenizer_that_is_code_says_so(tmp_path: Path) -> None:
+    (tmp_path / "tiktoken.model").write_bytes(b"IQ== 0\nIg== 1\n")
+    own = {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    with pytest.raises(CheckpointError, match="is Python code, which is not run unless you pass trust_remote"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="no tokenizer could be made"):
+        Tokenizer.load(tmp_path)
+
+
 @pytest.mark.parametrize("config", [None, "LlamaTokenizer"])
 def test_a_folder_with_a_sentencepiece_model_alone(tmp_path: Path, config: str | None) -> None:
     """Tokens are SentencePiece's own where no class of transformers changes them, and those of transformers."""

@@ -61,6 +61,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"q_lora_rank": None, "first_k_dense_replace": 1},
     "deepseek_v3": {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
     "glm4_moe": {"attention_bias": True, "use_qk_norm": True},
+    "glm4_moe_lite": {},
     "minimax_m2": {},
 }
 """Names of families, and what their published models have beside sizes, where transformers has another default."""
@@ -205,7 +206,7 @@ def shape_config(shape: RandomShape) -> Any:
             "num_experts_per_tok": shape.top_k,
             "moe_intermediate_size": shape.mlp,
         }
-    elif shape.family in ("deepseek_v2", "deepseek_v3", "glm4_moe"):
+    elif shape.family in ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"):
         settings |= {"n_routed_experts": shape.experts, "num_experts_per_tok": shape.top_k}
         settings["moe_intermediate_size"] = shape.mlp
         if shape.family != "glm4_moe":

@@ -241,7 +241,17 @@ def _slides(keys: ConfigKeys, windows: Windows, layer: int) -> bool:
         return not _rotated(keys, layer + 1)[layer]
     if keys.known("max_window_layers"):
         return layer >= keys.count("max_window_layers")
+    pattern = keys.get("sliding_window_pattern")
+    if isinstance(pattern, str):
+        return _slides_in_letters(keys, pattern, layer)
     return bool((layer + 1) % keys.size("sliding_window_pattern"))
+
+
+def _slides_in_letters(keys: ConfigKeys, pattern: str, layer: int) -> bool:
+    """The same of a pattern in letters, "LLLG": local and global, from the first layer on; the last one is global."""
+    if not pattern or set(pattern) - {"L", "G"}:
+        raise keys.wrong("sliding_window_pattern", "an integer or letters L and G")
+    return pattern[layer % len(pattern)] == "L" and layer + 1 < keys.size("num_hidden_layers")
 
 
 def _rotated(keys: ConfigKeys, count: int) -> list[bool]:
@@ -256,7 +266,11 @@ def _rotated(keys: ConfigKeys, count: int) -> list[bool]:
 
 
 def sparse_layers(keys: ConfigKeys, count: int) -> list[bool]:
-    """Which layers are mixtures of experts."""
+    """Which layers are mixtures of experts: as `mlp_layer_types` says, or older keys."""
+    if (kinds := keys.items("mlp_layer_types", count)) is not None:
+        if unknown := [kind for kind in kinds if kind not in ("dense", "sparse")]:
+            raise UnsupportedModelError(f"{keys.family}: MLPs of type {unknown[0]!r} are not implemented")
+        return [kind == "sparse" for kind in kinds]
     dense, step = keys.integers("mlp_only_layers") or [], keys.size("decoder_sparse_step")
     first = keys.count("first_k_dense_replace")
     return [layer >= first and layer not in dense and (layer + 1) % step == 0 for layer in range(count)]

@@ -260,6 +260,11 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**inner, **outer, "model_type": inner.get("model_type") or MULTIMODAL[name]}
 
 
+def has_native_text(config: Mapping[str, Any]) -> bool:
+    """Whether a model that reads more than text has a text part that runs natively, without the rest."""
+    return config.get("model_type") in MULTIMODAL and text_config(config).get("model_type") in FAMILIES
+
+
 def renamed(stored: str, names: Rename) -> str:
     """A tensor's name after all replacements."""
     for pattern, new in names:

@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline.checkpoints.checkpoint import INDEX, SINGLE
 from paceline.checkpoints.encoder_decoder_families import ENCODER_DECODER_FAMILIES
+from paceline.checkpoints.families import has_native_text
 from paceline.checkpoints.gguf_checkpoint import gguf_config
 from paceline.checkpoints.gguf_file import SPLIT, is_gguf, split_names
 from paceline.checkpoints.marian_checkpoint import marian_config
@@ -306,6 +307,8 @@ def _other_input(config: Mapping[str, Any], family: str) -> str:
     conditional = any(name.endswith(CONDITIONAL) for name in _architectures(config))
     seeing = isinstance(config.get("vision_config"), Mapping)
     if not (seeing or conditional) or "AutoModelForCausalLM" in (config.get("auto_map") or {}):
+        return ""
+    if has_native_text(config):
         return ""
     from transformers.models.auto import modeling_auto as known
 

@@ -197,6 +197,25 @@ _GLM4_MOE = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.0,
 }
+_GLM4_MOE_LITE = {
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 202752,
+    "num_key_value_heads": 20,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1536,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.8,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+}
 MINISTRAL_ROPE = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
 MINISTRAL_ROPE |= {"llama_4_scaling_beta": 0.1}
 _MISTRAL4 = {
@@ -244,6 +263,7 @@ MIXTURE_FAMILIES: Mapping[str, ModelFamily] = {
     "deepseek_v2": ModelFamily(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
     "deepseek_v3": ModelFamily(defaults=_DEEPSEEK_V3, attention_bias="no", extra=_deepseek_v3),
     "glm4_moe": ModelFamily(defaults=_GLM4_MOE, attention_bias="no", extra=_glm4_moe),
+    "glm4_moe_lite": ModelFamily(defaults=_GLM4_MOE_LITE, attention_bias="no", extra=_deepseek_v3),
     "mistral4": ModelFamily(defaults=_MISTRAL4, attention_bias="no", extra=_mistral4),
     "minimax_m2": ModelFamily(
         names=_MINIMAX_NAMES, defaults=_MINIMAX_M2, qk_norm="full", attention_bias="no", extra=_minimax_m2

@@ -463,8 +463,19 @@ def _installed(module: str) -> bool:
         return False
 
 
+def _refuse_own_code(folder: Path, trust_remote_code: bool) -> None:
+    """Raise CheckpointError where a tokenizer is Python code alone, as over tiktoken's files of Kimi's models."""
+    own = not trust_remote_code and read_json(folder / "tokenizer_config.json").get("auto_map")
+    if own and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise CheckpointError(
+            f"the tokenizer in {str(folder)!r} is Python code, which is not run unless you pass trust_remote_code=True "
+            "(--trust-remote-code); or add a tokenizer.json, or pass tokenizer=FOLDER (--tokenizer FOLDER)"
+        )
+
+
 def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
     _check_sentencepiece(folder)
+    _refuse_own_code(folder, trust_remote_code)
     from transformers import AutoTokenizer
 
     try:
@@ -480,9 +491,8 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
     named = {name: str(text) for name in NAMED_TOKENS if (text := getattr(inner, name, None))}
     template = _find_template(folder, {"chat_template": getattr(inner, "chat_template", None)})
     tokenizer = Tokenizer(backend, name=str(folder), named=named, template=template)
-    if tokenizer.vocab_size <= len(
-        tokenizer.special_ids
-    ):  # some classes make an empty tokenizer where their files are missing
+    # some classes make an empty tokenizer where their files are missing
+    if tokenizer.vocab_size <= len(tokenizer.special_ids):
         raise CheckpointError(
             f"no tokenizer could be made from {str(folder)!r} (no vocabulary file); pass tokenizer=FOLDER "
             f"(--tokenizer FOLDER)"

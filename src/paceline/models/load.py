@@ -424,11 +424,15 @@ def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, *, kept
         return QUANTIZATIONS.get(wanted.quantization)
     if checkpoint.kind is None or not (kept or checkpoint.is_rounded):
         return None
-    return {
-        name: "int4" if all(checkpoint.is_narrow(name_stored) for name_stored in stored) else "int8"
-        for name, stored in sources(checkpoint, spec).items()
+    stored = {
+        name: names
+        for name, names in sources(checkpoint, spec).items()
         if MATRICES.match(name) and name != "head.weight"
     }
+    for gate in [name for name in stored if name.endswith("attn_gate.weight")]:  # a part of the same matrix
+        queries = gate.replace("attn_gate", "qkv")
+        stored[gate] = stored[queries] = [*stored[gate], *stored[queries]]
+    return {name: "int4" if all(map(checkpoint.is_narrow, names)) else "int8" for name, names in stored.items()}
 
 
 def _tell(plan: _Plan, wanted: _LoadRequest, error: RoundingError) -> None:

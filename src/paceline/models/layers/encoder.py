@@ -32,10 +32,12 @@ class CompiledParts:
         whole: makes the maps of int8 weights, as for `OwnWeights`; by default they multiply the weights out each time,
             which is little beside products of many rows.
         attention: of one source, as of `EncoderStep`.
+        dtype: that the encoder computes in, if not the model's own.
     """
 
     whole: WholeMaps = multiplied_out
     attention: Map | None = None
+    dtype: torch.dtype | None = None
 
 
 class Encoder:
@@ -57,14 +59,18 @@ class Encoder:
         compiled: CompiledParts = CompiledParts(),
     ) -> None:
         self._memory_shape, embedding = (-1, 2 * spec.num_kv_heads, spec.head_dim), weights["embed.weight"]
-        shared, whole = (row_invariant, embedding.dtype), compiled.whole
+        dtype, whole, own = compiled.dtype or embedding.dtype, compiled.whole, dict[str, torch.Tensor]()
+        for name in [name for name in weights if name.startswith(PREFIX) or ".cross_kv." in name]:
+            weight = weights.pop(name)
+            own[name.removeprefix(PREFIX)] = weight.to(dtype) if weight.dtype is embedding.dtype else weight
+        shared = row_invariant, dtype
+        makers = {name: own.pop(name) for name in list(own) if ".cross_kv." in name}
         self._memory_maps = [
-            OwnWeights(weights, f"layers.{i}.", spec, *shared, whole=whole).linear("cross_kv")
+            OwnWeights(makers, f"layers.{i}.", spec, *shared, whole=whole).linear("cross_kv")
             for i in range(spec.num_layers)
         ]
-        own = {name.removeprefix(PREFIX): weights.pop(name) for name in list(weights) if name.startswith(PREFIX)}
         self.spec = _encoder_of(spec)
-        model, dtype, device = self.spec.model, embedding.dtype, embedding.device
+        model, device = self.spec.model, embedding.device
         self.shape, self.dtype, self._attention = attention_shape(model), dtype, compiled.attention
         self._convolutions = [_Convolution(conv, own, number) for number, conv in enumerate(self.spec.convolutions, 1)]
         self._embedding = own.pop("embed.weight", embedding)
@@ -100,7 +106,7 @@ class Encoder:
     def _embedded(self, source: torch.Tensor) -> torch.Tensor:
         """(rows, hidden) in a tensor of its own."""
         if not self._convolutions:
-            return self._embedding[source] * self._scale
+            return self._embedding[source].to(self.dtype) * self._scale
         x = source.to(self.dtype).view(-1, source.shape[-1])
         for convolution in self._convolutions:
             x = convolution.run(x)

@@ -1,7 +1,8 @@
 """What of an encoder is compiled for this CPU, where that is faster than PyTorch's operators, which run all else.
 
 These are products with int8 weights (models.cpu.products) and, of models in bfloat16 or with such weights, attention in
-products of bfloat16 (models.cpu.two_sided). Products of float32 and bfloat16 are as fast in PyTorch.
+products of bfloat16 (models.cpu.two_sided). Products of float32 and bfloat16 are as fast in PyTorch; where the
+processor has no instruction for the latter, they take several times as long, and such models encode in float32.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 from paceline.checkpoints import Form, quantize_rows
 from paceline.models.cpu.pages import Pages
-from paceline.models.cpu.processor import has_fast_bfloat
+from paceline.models.cpu.processor import has_bfloat, has_fast_bfloat
 from paceline.models.cpu.products import WholeProduct
 from paceline.models.cpu.two_sided import TwoSidedAttention
 from paceline.models.layers.encoder import CompiledParts
@@ -27,7 +28,8 @@ def compiled_parts(encoder: EncoderSpec, dtype: torch.dtype, quantization: Form 
     if quantization is not None and products_agree():
         whole = functools.partial(WholeProduct, pages=Pages())
     short = dtype is torch.bfloat16 or quantization is not None
-    return CompiledParts(whole, _attention(encoder.model) if short else None)
+    widened = torch.float32 if dtype is torch.bfloat16 and not has_bfloat() else None
+    return CompiledParts(whole, _attention(encoder.model) if short else None, widened)
 
 
 def _attention(model: ModelSpec) -> Map | None:

@@ -40,9 +40,9 @@ class CrossMemory:
 
     def write(self, layer: int, keys_values: torch.Tensor) -> None:
         """Set what a layer has made of the source: (rows, 2 * kv heads, head dim), keys and then values."""
-        cache = self._cache
+        cache, stored = self._cache, self._cache.arena.layers[layer]
         slots = torch.from_numpy(cache.slot_index(0, cache.length)).to(keys_values.device)
-        cache.arena.layers[layer].index_copy_(0, slots, keys_values)
+        stored.index_copy_(0, slots, keys_values.to(stored.dtype))
 
     def read(self, layer: int) -> torch.Tensor:
         """(rows, 2 * kv heads, head dim); a view where the slots are adjacent."""

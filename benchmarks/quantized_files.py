@@ -1,0 +1,263 @@
+"""Quantised checkpoints as their own tools write them: what is read, beside what these tools make of it, speed, memory.
+
+usage: quantized_files.py --tools PYTHON [--model FOLDER] [--formats NAMES] [--only values,speed,memory]
+                          [--windows 4] [--repeats 5] [--threads 2]
+
+PYTHON is the interpreter of an environment of its own with transformers, llmcompressor and compressed-tensors, and for
+GPTQ and AWQ gptqmodel (`pip install llmcompressor gptqmodel`), none of which Paceline needs. FOLDER is a checkpoint in
+floats, SmolLM2 by default, whose weights were rounded to 4 bits before, which flatters.
+
+values   every weight against what the tools decompress, both in bfloat16: none may differ. Then logits on windows of
+         256 tokens, of the default and with activations of two bytes against quantization="none" in float32: root mean
+         square of the difference over the deviation of the logits, and the share of positions with another most likely
+         token. The control is the same file with all scales times 1.1, of which nearly all weights must differ, or the
+         script exits with 1
+speed    tokens per second of plain decoding, in turn with our own int4 or int8 of FOLDER
+memory   peak of a fresh process on top of one that has libraries and kernels, over that of our own form of FOLDER, at
+         the first start and the next one
+
+Results: `results/quantized_files.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from common import RESULTS, alternate, kept, ratio, save
+from safetensors.torch import load_file, save_file
+
+from paceline import LLM, SamplingParams
+from paceline.bench import bundled_prompts, smollm2_folder
+from paceline.checkpoints import Tokenizer, open_checkpoint, read_config
+from paceline.models import load_runner
+
+WINDOW, SCALE = 256, 1.1
+FORMS = {
+    "ct-int4": "int4", "ct-int4-zeros": "int4", "ct-int8": "int8", "ct-fp8-block": "int8", "ct-nvfp4": "int4",
+    "ct-mxfp4": "int4", "gptq": "int4", "gptq-act-order": "int4", "awq": "int4",
+}  # fmt: skip
+"""What is written -> our own form of as many bits."""
+
+WRITE = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+given = json.load(sys.stdin)
+name, group = given["name"], given["group"]
+if name.startswith("ct-"):
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    weights = {
+        "ct-int4": dict(num_bits=4, type="int", symmetric=True, strategy="group", group_size=group),
+        "ct-int4-zeros": dict(num_bits=4, type="int", symmetric=False, strategy="group", group_size=group),
+        "ct-int8": dict(num_bits=8, type="int", symmetric=True, strategy="channel"),
+        "ct-fp8-block": dict(num_bits=8, type="float", symmetric=True, strategy="block", block_structure=[64, 64]),
+    }
+    if name in weights:
+        scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights[name]))
+        how = dict(config_groups={"group_0": scheme})
+    else:
+        how = dict(scheme={"ct-nvfp4": "NVFP4A16", "ct-mxfp4": "MXFP4A16"}[name], targets="Linear")
+    model = AutoModelForCausalLM.from_pretrained(given["model"], dtype=torch.bfloat16)
+    oneshot(model=model, recipe=QuantizationModifier(ignore=["lm_head"], **how))
+    model.save_pretrained(given["to"], save_compressed=True)
+    AutoTokenizer.from_pretrained(given["model"]).save_pretrained(given["to"])
+else:
+    from gptqmodel import GPTQModel, QuantizeConfig
+    kind = dict(quant_method="awq", format="gemm") if name == "awq" else {}
+    config = QuantizeConfig(bits=4, group_size=group, desc_act=name == "gptq-act-order", device="cpu", **kind)
+    model = GPTQModel.load(given["model"], config)
+    model.quantize(given["texts"], batch_size=1)
+    model.save(given["to"])
+"""
+DECOMPRESS = """
+import json, sys
+import torch
+from safetensors.torch import save_file
+given = json.load(sys.stdin)
+if given["name"].startswith("ct-"):
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.quantization_config import CompressedTensorsConfig
+    how = CompressedTensorsConfig(run_compressed=False)
+    model = AutoModelForCausalLM.from_pretrained(given["file"], dtype=torch.bfloat16, quantization_config=how)
+    found = {name: value for name, value in model.state_dict().items() if name.endswith("_proj.weight")}
+else:
+    from gptqmodel import BACKEND, GPTQModel
+    backend = BACKEND.TORCH_AWQ if given["name"] == "awq" else BACKEND.TORCH
+    model = GPTQModel.load(given["file"], device="cpu", backend=backend, dtype=torch.float32).model
+    modules = {name: module for name, module in model.named_modules() if hasattr(module, "dequantize_weight")}
+    found = {f"{name}.weight": module.dequantize_weight().T for name, module in modules.items()}
+save_file({name: value.detach().bfloat16().contiguous().clone() for name, value in found.items()}, given["to"])
+"""
+LOAD = """
+import json, sys
+from time import perf_counter
+import torch
+from paceline.bench import BUNDLED_TARGET
+from paceline.models import load_runner
+from paceline.models.passes.eligibility import machine_lacks
+
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+
+for form in ("int8", "int4", "blocks"):
+    machine_lacks(torch.bfloat16, form)  # libraries and kernels
+warm = load_runner(BUNDLED_TARGET, quantization="int4")
+before = status("VmRSS")
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")
+start = perf_counter()
+runner = load_runner(sys.argv[1], quantization=sys.argv[2] if len(sys.argv) > 2 else None)
+runner.extend([runner.open()], [[1, 2, 3]])
+print(json.dumps({"seconds": perf_counter() - start, "bytes": status("VmHWM") - before}))
+"""
+
+
+def by_tools(tools: Path, code: str, **request: Any) -> None:
+    """Run code in the tools' environment, without a GPU."""
+    kept_out = {"PYTHONPATH", "OMP_NUM_THREADS"}
+    environment = {key: value for key, value in os.environ.items() if key not in kept_out}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    subprocess.run([tools, "-c", code], input=json.dumps(request), text=True, check=True, env=environment)
+
+
+def control_of(folder: Path, to: Path) -> Path:
+    """The same checkpoint with larger scales; powers of two are doubled."""
+    to.mkdir()
+    for path in folder.iterdir():
+        if path.suffix in {".json", ".txt", ".jinja"}:
+            (to / path.name).write_bytes(path.read_bytes())
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            if name.endswith((".scales", ".weight_scale", ".weight_scale_inv")):
+                whole = tensor.dtype is torch.uint8
+                tensors[name] = tensor + 1 if whole else (tensor.float() * SCALE).to(tensor.dtype)
+        save_file(tensors, to / path.name, metadata={"format": "pt"})
+    return to
+
+
+def ours(folder: Path, windows: Sequence[Sequence[int]], **how: Any) -> list[torch.Tensor]:
+    runner: Any = load_runner(folder, dtype="float32", **how)
+    return [runner.extend([runner.open()], [window], all_logits=True).logits for window in windows]
+
+
+def compared(wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> dict[str, float]:
+    whole, near = torch.cat(list(wanted)), torch.cat(list(found))[:, : wanted[0].shape[1]]
+    return {
+        "error": float((near - whole).square().mean().sqrt() / whole.std()),
+        "other_token": float((near.argmax(-1) != whole.argmax(-1)).float().mean()),
+    }
+
+
+def differing(folder: Path, wanted: Mapping[str, torch.Tensor]) -> float:
+    """The share of weights that are not those wanted, in bfloat16."""
+    checkpoint, count = open_checkpoint(folder, read_config(folder)), 0
+    for name, weight in wanted.items():
+        found = torch.empty_like(weight)
+        checkpoint.fill(name, found)
+        count += int((found != weight).sum())
+    return count / sum(weight.numel() for weight in wanted.values())
+
+
+def values(
+    tools: Path, files: Mapping[str, Path], windows: Sequence[Sequence[int]], work: Path
+) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for name, folder in files.items():
+        by_tools(tools, DECOMPRESS, name=name, file=str(folder), to=str(work / "weights.safetensors"))
+        wanted = load_file(work / "weights.safetensors")
+        control = control_of(folder, work / f"{name}-control")
+        shares = {"differing": differing(folder, wanted), "differing_control": differing(control, wanted)}
+        exact = ours(folder, windows, quantization="none")
+        found[name] = shares | {"default": compared(exact, ours(folder, windows))}
+        found[name]["control"] = compared(exact, ours(control, windows, quantization="none"))
+        if load_runner(folder).info.quantization == "blocks":
+            found[name]["two_bytes"] = compared(exact, ours(folder, windows, activation_bits=16))
+        print(name, json.dumps(found[name]), flush=True)
+        if shares["differing"] > 0 or shares["differing_control"] < 0.9:
+            sys.exit(
+                f"{name}: weights are not those that the format's own tool reads, or the control is not told from them"
+            )
+    return found
+
+
+def speed(model: Path, files: Mapping[str, Path], repeats: int, threads: int) -> dict[str, Any]:
+    greedy = SamplingParams(temperature=0, max_tokens=96, ignore_eos=True)
+    prompt, found = bundled_prompts()[0].prompt, dict[str, Any]()
+    for name, folder in files.items():
+        settings: dict[str, Any] = {"speculative_config": None, "threads": threads}
+        with LLM(str(folder), **settings) as theirs, LLM(str(model), quantization=FORMS[name], **settings) as own:
+            runs = {"file": lambda llm=theirs: llm.generate([prompt], greedy)}
+            runs[FORMS[name]] = lambda llm=own: llm.generate([prompt], greedy)
+            seconds = alternate(runs, repeats)
+        found[name] = {
+            **{key: greedy.max_tokens / median(times) for key, times in seconds.items()},
+            "ratio": ratio(seconds[FORMS[name]], seconds["file"]),
+        }
+        print(name, json.dumps(found[name]), flush=True)
+    return found
+
+
+def memory(model: Path, files: Mapping[str, Path], work: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, folder in files.items():
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        environment = os.environ | {"PACELINE_CACHE_DIR": str(work / f"{name}-cache")}
+        told: dict[str, Any] = {"file_bytes": size}
+        for start in ("first", "next"):
+            for what, arguments in {"file": [folder], "own": [model, FORMS[name]]}.items():
+                command = [sys.executable, "-c", LOAD, *map(str, arguments)]
+                done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+                told[f"{what}_{start}"] = json.loads(done.stdout.splitlines()[-1])
+            told[f"over_own_{start}"] = told[f"file_{start}"]["bytes"] / told[f"own_{start}"]["bytes"]
+        found[name] = told
+        print(name, json.dumps(told), flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tools", type=Path, required=True, help="interpreter with the formats' own tools")
+    parser.add_argument("--model", type=Path, default=None, help="a float checkpoint; default: SmolLM2")
+    parser.add_argument("--formats", default=",".join(FORMS))
+    parser.add_argument("--only", default="values,speed,memory")
+    parser.add_argument("--group", type=int, default=64, help="inputs of a group")
+    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    model = given.model or smollm2_folder()
+    parts, result = given.only.split(","), kept("quantized_files", given.folder)
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        texts = [prompt.prompt for prompt in bundled_prompts()]
+        files = {form: work / form for form in given.formats.split(",")}
+        for form, folder in files.items():
+            by_tools(given.tools, WRITE, name=form, model=str(model), to=str(folder), texts=texts, group=given.group)
+        if "values" in parts:
+            ids = Tokenizer.load(model).encode("\n".join(texts))
+            windows = [ids[at : at + WINDOW] for at in range(0, given.windows * WINDOW, WINDOW)]
+            result["values"] = values(given.tools, files, windows, work)
+        if "speed" in parts:
+            result["speed"] = speed(model, files, given.repeats, given.threads)
+        if "memory" in parts:
+            result["memory"] = memory(model, files, work)
+    save("quantized_files", result, given.folder, parts=parts)
+
+
+if __name__ == "__main__":
+    main()
