@@ -99,6 +99,21 @@ def random_head(method: Any, width: int, vocab_size: int, *, heads: int = 4, tok
     )
 
 
+def write_masked_draft(folder: Path) -> Path:
+    """The bundled draft with a mask token that it has not learned, behind its other tokens, as a checkpoint folder."""
+    weights = load_file(BUNDLED_DRAFT / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = torch.cat((weights[name], weights[name][5:6]))
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUNDLED_DRAFT / name, folder)
+    config = json.loads((BUNDLED_DRAFT / "config.json").read_text())
+    mask = config["vocab_size"]
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": mask + 1, "pard_token": mask}))
+    return folder
+
+
 def write_shuffled_draft(folder: Path) -> Path:
     """The bundled draft with its token ids in another order, as a checkpoint folder."""
     weights = load_file(BUNDLED_DRAFT / "model.safetensors")

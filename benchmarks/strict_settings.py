@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from decoding import Model
-from stand_ins import adapter_weights, random_head, write_shuffled_draft, written_adapter
+from stand_ins import adapter_weights, random_head, write_masked_draft, write_shuffled_draft, written_adapter
 
 from paceline import RequestOutput, registry
 from paceline.bench.run import DIAL
@@ -33,7 +33,7 @@ WIDTH, VOCAB = 256, 6144
 HEADS = ("medusa", "hydra", "hydra++", "mlp_speculator", "eagle", "eagle3", "mtp")
 
 NEED_A_PAIR = (
-    *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "kangaroo", "medusa", "hydra", "hydra++"),
+    *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "pard", "kangaroo", "medusa", "hydra", "hydra++"),
     *("mlp_speculator", "eagle", "eagle2", "eagle3", "mtp", "diffuspec", "deer", "tli"),
     "slem",
 )
@@ -74,6 +74,7 @@ def pair() -> dict[str, Config]:
         "specmquant": {"model": DRAFT["model"], "min_draft_length": 4},
         "s2d": {"model": TARGET, "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
         "easyspec": {"model": TARGET},
+        "pard": {"model": masked()},
         "kangaroo": {"model": adapter(), "draft_stop_threshold": 0.0, "num_speculative_tokens": 2},
         **{name: {"model": random_head(name, WIDTH, VOCAB)} for name in HEADS},
         "eagle2": {"model": random_head("eagle", WIDTH, VOCAB)},
@@ -93,6 +94,12 @@ def store(plain: Sequence[RequestOutput], model: Model) -> str:
             writer.end_document()
         writer.finish(1)
     return str(folder / "outputs.datastore")
+
+
+@cache
+def masked() -> str:
+    """The bundled draft with a mask token."""
+    return str(write_masked_draft(Path(mkdtemp(prefix="paceline-strict-"))))
 
 
 @cache

@@ -137,6 +137,10 @@ class ToyModels:
     def tokenizer_of(self, model: str) -> Tokenizer:
         return {"other": others, "strangers": strangers}.get(model, letters)()
 
+    def mask_token_of(self, model: str) -> int | None:
+        """The last id of the draft's, which the target has too where it has as many."""
+        return self.draft.info.vocab_size - 1
+
     def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Any:
         self.opened.append((quantization, head_rows))
         return self._trimmed(self.draft, head_rows)

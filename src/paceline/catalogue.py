@@ -111,6 +111,14 @@ DRAFTERS: Mapping[str, Entry] = {
         ("a smaller model of four layers or more with the target's tokenizer",),
         "EasySpec: layer-parallel speculative decoding for efficient multi-GPU utilization (arXiv:2502.02493)",
     ),
+    "pard": Entry(
+        "paceline.drafters.draft_model.pard:PardDrafter",
+        "model",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("a parallel draft model with the target's tokenizer",),
+        "PARD: accelerating LLM inference with low-cost parallel draft model adaptation (arXiv:2504.18583)",
+        published={"num_speculative_tokens": 12},
+    ),
     "diffuspec": Entry(
         "paceline.drafters.diffusion.diffuspec:DiffuSpecDrafter",
         "model",
@@ -538,6 +546,7 @@ TRAINERS: Mapping[str, Entry] = {
     "draft_model": Entry(
         "paceline.training.draft_model:DraftModelTrainer", "draft model", paper="FastDraft (arXiv:2411.11055)"
     ),
+    "pard": Entry("paceline.training.pard:PardTrainer", "draft model", paper="PARD (arXiv:2504.18583)"),
     "encdec_draft": Entry(
         "paceline.training.encdec_draft:EncDecDraftTrainer", "draft model", paper="Distil-Whisper (arXiv:2311.00430)"
     ),

@@ -42,6 +42,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "specmquant": {"model": "toy", "min_draft_length": 1},
     "s2d": {"model": "toy", "draft_exit_thresholds": 0.5},
     "easyspec": {"model": "toy"},
+    "pard": {"model": "toy"},
     "diffuspec": {"model": "toy"},
     "deer": {"model": "toy"},
     "tli": {"model": "other"},

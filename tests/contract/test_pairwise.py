@@ -15,7 +15,7 @@ import tiny_denoiser
 from processors import by_all_tokens, unlike_the_last
 from tools.pairwise import pairs_of, pairwise
 
-from benchmarks.stand_ins import adapter_weights, random_head, write_shuffled_draft, written_adapter
+from benchmarks.stand_ins import adapter_weights, random_head, write_masked_draft, write_shuffled_draft, written_adapter
 from paceline import LLM, SamplingParams, claims, registry
 from paceline.bench import bundled_prompts
 from paceline.config import RequestOutputKind
@@ -54,6 +54,7 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "specmquant": lambda llm, folder: {"model": str(BUNDLED / "draft"), "min_draft_length": 5},
     "s2d": lambda llm, folder: {"model": str(BUNDLED / "target"), "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
     "easyspec": lambda llm, folder: {"model": str(BUNDLED / "target")},
+    "pard": lambda llm, folder: {"model": masked(folder)},
     "kangaroo": lambda llm, folder: {"model": adapter(llm.runner.info.hidden_size), "draft_stop_threshold": 0.0},
     "medusa": lambda llm, folder: {"model": head(llm, "medusa")},
     "hydra": lambda llm, folder: {"model": head(llm, "hydra"), "tree_width": 2},
@@ -120,6 +121,12 @@ def denoiser(folder: Path) -> str:
     """Of random weights."""
     found = folder / "denoiser"
     return str(found if found.exists() else tiny_denoiser.write(found))
+
+
+def masked(folder: Path) -> str:
+    """The bundled draft with a mask token."""
+    found = folder / "masked"
+    return str(found if found.exists() else write_masked_draft(found))
 
 
 def shuffled(folder: Path) -> str:

@@ -130,6 +130,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": "toy", "tree_policy": "dyspec", "layer_group_size": 2},
         {"model": "toy", "draft_sample_method": "greedy"},
     ],
+    "pard": [
+        {"model": "toy"},
+        {"model": "toy", "draft_sample_method": "greedy", "num_speculative_tokens": 2},
+    ],
     "diffuspec": [
         {"model": "toy"},
         {"model": "toy", "path_weight": 1.0, "max_candidates": 1, "path_beam": 1, "num_speculative_tokens": 3},

@@ -55,6 +55,7 @@ MODELS = (
     "specmquant",
     "s2d",
     "easyspec",
+    "pard",
     "tli",
     "diffuspec",
     "deer",
@@ -190,7 +191,7 @@ def test_rows_of_nothing_and_of_nan_are_told_apart() -> None:
 
 # ------------------------------------------------------------------------------------- texts that cannot be read
 
-READERS = [case for case in CASES if case[0] in ("draft_model", "pearl", "specmquant", "s2d", "easyspec")]
+READERS = [case for case in CASES if case[0] in ("draft_model", "pearl", "specmquant", "s2d", "easyspec", "pard")]
 FOREIGN = "DrafterError: the text holds token 9, and draft model 'toy' has only 9 tokens; choose one"
 
 

@@ -225,7 +225,7 @@ def test_layers_with_mixers_run_in_no_groups() -> None:
 
 def test_who_takes_tokens_back_says_so() -> None:
     follow = {name for name in registry.DRAFTERS if not registry.load("drafters", name).takes_back}
-    assert follow == {"draft_model", "encdec_draft", "quantized_copy"}
+    assert follow == {"draft_model", "encdec_draft", "pard", "quantized_copy"}
 
 
 def test_searches_which_take_tokens_back_are_rejected() -> None:

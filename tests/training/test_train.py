@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from paceline import LLM, SamplingParams, registry
 from paceline.bench import bundled_prompts
 from paceline.errors import ConfigError, PromptError
+from paceline.llm import BUNDLED
 from paceline.training import (
     Fitting,
     TrainConfig,
@@ -47,6 +48,7 @@ LIFT = {
     "hydra++": 0.1,
     "mlp_speculator": 0.05,
     "draft_model": 0.1,
+    "pard": 0.1,
     "kangaroo": 0.1,
     "layer_skip": 0.1,
     "small_llama": 0.05,
@@ -60,6 +62,7 @@ WANTED: dict[str, dict[str, Any]] = {
     "kangaroo": {"exit_layer": 1, "fitting": SHORT},
     "eagle3": {"fitting": replace(SHORT, batch_rows=4)},
     **{name: {"fitting": SHORT} for name in ("hydra", "hydra++", "draft_model", "mtp")},
+    "pard": {"draft_model": str(BUNDLED / "draft"), "fitting": replace(SHORT, learning_rate=1e-3)},
     "medusa2": {"fitting": replace(SHORT, learning_rate=1e-3)},
     "layer_skip": {"exit_layer": 1, "fitting": replace(SHORT, learning_rate=1e-3)},
 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from paceline import registry
 from paceline.assembly.controller_setup import (
     OF_THE_DRAFT,
-    OTHER_TOKENIZER,
+    OTHER_METHODS,
     auto_table,
     build_controller,
     check_controller,
@@ -271,14 +271,15 @@ def _with_model(methods: Sequence[SpeculativeConfig], model: str | None) -> list
 
 
 def _with_draft(config: SpeculativeConfig, draft: str | None) -> SpeculativeConfig:
-    """The same method, with the target's own draft model where it needs one and names none; vLLM's
-    `use_heterogeneous_vocab` of a draft model is method "tli".
+    """The same method, with the target's own draft model where it needs one and names none; some of vLLM's options of
+    a draft model ask for a method of their own.
     """
     options = dict(config.options)
-    if config.method == "draft_model" and OTHER_TOKENIZER in options:
-        other = options.pop(OTHER_TOKENIZER)
-        need(isinstance(other, bool), OTHER_TOKENIZER, "be True or False", other)
-        config = replace(config, method="tli" if other else "draft_model", options=options)
+    for key, method in OTHER_METHODS.items():
+        if config.method == "draft_model" and key in options:
+            other = options.pop(key)
+            need(isinstance(other, bool), key, "be True or False", other)
+            config = replace(config, method=method if other else "draft_model", options=options)
     return (
         replace(config, model=draft) if config.method in ("draft_model", "pearl") and config.model is None else config
     )

@@ -43,8 +43,14 @@ METHODS: Final = ("plan", "select", "observe", "forget")
 OTHER_TOKENIZER: Final = "use_heterogeneous_vocab"
 """vLLM's option of draft models whose tokenizer is not the target's (`assembly.build` makes it method "tli")."""
 
+PARALLEL: Final = "parallel_drafting"
+"""vLLM's option of draft models that draft all tokens in one pass (`assembly.build` makes it method "pard")."""
+
+OTHER_METHODS: Final = {OTHER_TOKENIZER: "tli", PARALLEL: "pard"}
+"""These options of "draft_model" -> the method that they ask for."""
+
 OF_THE_DRAFT: Final = (
-    OTHER_TOKENIZER,
+    *OTHER_METHODS,
     "draft_vocab_size",
     "draft_vocab_file",
     "draft_device",
@@ -249,7 +255,7 @@ def _drafter_options(config: SpeculativeConfig) -> list[str]:
         return []
     if config.method == "auto":
         return [*OF_THE_DRAFT, *(key for name in AUTO_TABLES for key in options_of(name))]
-    return options_of(config.method) + [OTHER_TOKENIZER] * (config.method == "draft_model")
+    return options_of(config.method) + [*OTHER_METHODS] * (config.method == "draft_model")
 
 
 def auto_table(options: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from paceline.checkpoints import Tokenizer, head_share, read_config, resolve, same_tokenizer
+from paceline.checkpoints import Tokenizer, head_share, mask_token, read_config, resolve, same_tokenizer
 from paceline.config import NOT_QUANTIZED, QUANTIZATIONS, EngineConfig
 from paceline.drafters.vocab import counts_path
 from paceline.errors import ConfigError, DrafterError, OutOfMemoryError
@@ -253,6 +253,14 @@ class DraftModels:
             read_config(folder)
             self._tokenizers[model] = Tokenizer.load(folder, trust_remote_code=self._trust)
         return self._tokenizers[model]
+
+    def mask_token_of(self, model: str) -> int | None:
+        """See `drafters.base.Models.mask_token_of`.
+
+        Raises:
+            CheckpointError: nothing to load there, or a mask token that is no id.
+        """
+        return mask_token(read_config(resolve(model, code=self._trust)), model)
 
     def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Runner:
         """The target with rounded weights, read again from its files.

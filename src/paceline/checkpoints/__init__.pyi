@@ -38,6 +38,8 @@ from .lora import write_adapter as write_adapter
 from .marian_checkpoint import MarianCheckpoint as MarianCheckpoint
 from .marian_file import marian_path as marian_path
 from .marian_file import read_marian as read_marian
+from .mask_tokens import MASK_TOKEN as MASK_TOKEN
+from .mask_tokens import mask_token as mask_token
 from .model_family import Rename as Rename
 from .packed_files import PackedFile as PackedFile
 from .packed_files import file_keys as file_keys

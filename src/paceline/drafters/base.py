@@ -126,6 +126,9 @@ class Models(Protocol):
     def tokenizer_of(self, model: str) -> Tokenizer:
         """The tokenizer of another checkpoint."""
 
+    def mask_token_of(self, model: str) -> int | None:
+        """The mask token of another checkpoint, a parallel draft model; None where its config.json names none."""
+
     def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Runner:
         """The target with rounded weights, "int8" or "int4", made from its own files."""
 

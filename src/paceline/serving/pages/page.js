@@ -17,7 +17,7 @@ const SOURCES = {
   ngram: REPEATS, suffix: REPEATS, copyspec: REPEATS, token_recycling: ["what followed the same tokens before"], rest: TEXTS, rasd: TEXTS, aded: ["word counts of texts"],
   prediction: ["the answer that the request expects", "no request says which answer it expects"],
   grammar: ["what the request's grammar prescribes", "no request prescribes a grammar, or it leaves a choice"],
-  draft_model: SMALL_MODEL, encdec_draft: ["a few of the model's own layers"], pearl: SMALL_MODEL, s2d: SMALL_MODEL, easyspec: SMALL_MODEL, tli: SMALL_MODEL, slem: SMALL_MODEL, specmquant: SMALL_MODEL,
+  draft_model: SMALL_MODEL, encdec_draft: ["a few of the model's own layers"], pearl: SMALL_MODEL, s2d: SMALL_MODEL, easyspec: SMALL_MODEL, pard: SMALL_MODEL, tli: SMALL_MODEL, slem: SMALL_MODEL, specmquant: SMALL_MODEL,
   quantized_copy: ["a rounded copy of the model"], layer_skip: LAYERS, swift: LAYERS, del: LAYERS, kangaroo: LAYERS,
   medusa: HEAD, hydra: HEAD, "hydra++": HEAD, mlp_speculator: HEAD, eagle: HEAD, eagle2: HEAD, eagle3: HEAD,
   mtp: ["a module for multi-token prediction"],
