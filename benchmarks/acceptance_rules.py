@@ -42,9 +42,7 @@ from paceline.bench.acceptance import (
     violations,
 )
 from paceline.bench.run import bundled_workload
-from paceline.verifiers.fly import top_entropy
-from paceline.verifiers.relaxed_thinking import RelaxedThinking
-from paceline.verifiers.typical import TypicalAcceptance
+from paceline.verifiers import RelaxedThinking, TypicalAcceptance, top_entropy
 
 WRITTEN, SHOWN, ALL = 32, 4, "all"
 GREEDY = "greedy_draft_sampling"

@@ -34,8 +34,9 @@ from transformers import (
 )
 
 from paceline.checkpoints import NAMES, QuantizedCheckpoint, block_values, find_format, quantize_rows, read_config
-from paceline.checkpoints.quantized_formats import awq, scaled_floats, unpacked_numbers
+from paceline.checkpoints.quantized_formats import awq, scaled_floats
 from paceline.checkpoints.quantized_formats import compressed_tensors as compressed
+from paceline.checkpoints.quantized_formats.bit_streams import unpacked_numbers
 from paceline.checkpoints.quantized_formats.matrix_blocks import block_form
 from paceline.errors import CheckpointError, PacelineError, UnsupportedModelError
 from paceline.models import load_runner

@@ -66,11 +66,11 @@ from .quantization import quantized as quantized
 from .quantization import quantized_sizes as quantized_sizes
 from .quantization import unpacked as unpacked
 from .quantization import values_of as values_of
-from .quantized_formats import QUANTIZATION_KEYS as QUANTIZATION_KEYS
-from .quantized_formats import QuantizedCheckpoint as QuantizedCheckpoint
 from .quantized_formats import find_format as find_format
 from .quantized_formats import open_checkpoint as open_checkpoint
-from .quantized_formats import quantized_rows as quantized_rows
+from .quantized_formats.formats import QUANTIZATION_KEYS as QUANTIZATION_KEYS
+from .quantized_formats.matrix_rows import quantized_rows as quantized_rows
+from .quantized_formats.quantized_checkpoint import QuantizedCheckpoint as QuantizedCheckpoint
 from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import read_json as read_json
 from .tokenizer import same_tokenizer as same_tokenizer

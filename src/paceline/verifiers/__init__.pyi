@@ -3,6 +3,7 @@ from .base import Rows as Rows
 from .base import Verifier as Verifier
 from .base import bad_row as bad_row
 from .block import BlockVerification as BlockVerification
+from .fly import top_entropy as top_entropy
 from .greedy import GreedyVerifier as GreedyVerifier
 from .greedy_draft import GreedyDraftSampling as GreedyDraftSampling
 from .k_seq import KSeq as KSeq
@@ -10,3 +11,5 @@ from .k_seq import plan_k_seq as plan_k_seq
 from .recursive_rejection import RecursiveRejection as RecursiveRejection
 from .recursive_rejection import proposal as proposal
 from .recursive_rejection import residual as residual
+from .relaxed_thinking import RelaxedThinking as RelaxedThinking
+from .typical import TypicalAcceptance as TypicalAcceptance
