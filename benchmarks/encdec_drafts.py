@@ -143,7 +143,7 @@ def refusal(target: LLM) -> str:
     try:
         target.with_speculative_config({"method": "draft_model", "model": str(model_folder(SMALL))})
     except PacelineError as error:
-        return str(error)
+        return str(error).replace(str(Path.home()), "~")
     return ""
 
 
