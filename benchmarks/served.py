@@ -211,10 +211,12 @@ def inside(
         thread.join(20)
 
 
-async def get(address: tuple[str, int], path: str, headers: Mapping[str, str] | None = None) -> Reply:
-    """The answer to a GET."""
+async def get(
+    address: tuple[str, int], path: str, headers: Mapping[str, str] | None = None, *, method: str = "GET"
+) -> Reply:
+    """The answer to a request without a body."""
     given = {"Host": "127.0.0.1", "Connection": "close", **(headers or {})}
-    lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items()), "", ""]
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items()), "", ""]
     reader, writer = await asyncio.open_connection(*address)
     writer.write("\r\n".join(lines).encode())
     found = Reply(raw=await reader.read(-1))

@@ -2,9 +2,11 @@
 
 usage: serving_soak.py [--minutes 30] [--clients 12] [--seed 0]
 
-A server of its own process (the bundled model, strict, with keys and small limits) gets random requests of all kinds
-from --clients clients. Finished greedy answers, whole or streamed, must be those of `LLM`, constrained ones must fit
-their schema; wrong requests must get the status that they deserve, and nothing 5xx. Every --rest seconds the
+A server of its own process (the bundled model, strict, with keys, quotas, searches, batches and small limits) gets
+random requests of all kinds from --clients clients: completions, chats, responses, messages, llama-server's
+completions, searches, embeddings, rankings, files and batches. Finished greedy answers, whole or streamed, must be
+those of `LLM`, searches and embeddings too, constrained ones must fit their schema; wrong requests must get the status
+that they deserve, a key above its quota 429, and nothing 5xx. Every --rest seconds the
 clients rest, and the server must fall silent: no request running or waiting, as many open files and threads as before,
 and from the third rest on as much memory, within GROWTH. (The cache's use is reported: kept prefixes are in it;
 serving_faults.py counts blocks without them.) Exits with 1 where something is wrong.
@@ -32,12 +34,15 @@ from typing import Any
 import numpy as np
 from common import RESULTS, save
 from served import CHAT, COMPLETIONS, Child, Reply, ask, child, free_port, get, paceline, parsed, request_bytes
+from stand_ins import random_cross_encoder
 
 from paceline import LLM, SamplingParams
 from paceline.bench import bundled_prompts
 
-KEY = "Bearer soak-key"
-HEADERS = {"Authorization": KEY}
+HEADERS, LIMITED = {"Authorization": "Bearer soak-key"}, {"Authorization": "Bearer limited-key"}
+KEYS = {"keys": [{"key": "soak-key", "name": "soak", "max_outputs": 512, "max_file_bytes": 10**6},
+                 {"key": "limited-key", "name": "limited", "requests_per_minute": 60, "tokens_per_minute": 4000,
+                  "max_running": 2}]}  # fmt: skip
 BODY_BYTES = 100_000
 CACHE_BYTES = 32 * 2**20
 """So little that kept prefixes fill it within a minute and requests make way for each other."""
@@ -48,9 +53,11 @@ GROWTH = 0.02
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}},
           "required": ["a", "b"], "additionalProperties": False}  # fmt: skip
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}]
+SEARCH = {"method": "beam", "beam_width": 3}
 TEMPLATE = """{{ tools | tojson if tools else "" }}
 {% for one in messages %}{{ one.role }}: {{ one.content }}
 {% endfor %}assistant:"""
+FILE = '; filename="a.jsonl"'
 HELLO = [{"role": "user", "content": "Say hello"}]
 Body = dict[str, Any]
 
@@ -65,16 +72,33 @@ class Seen:
     compared: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class References:
+    """What `LLM` gives.
+
+    Attributes:
+        texts: requests, and the text of each.
+        searches: prompts, and the text that `SEARCH` finds.
+        vectors: texts, and their embeddings of `float32[hidden]`.
+    """
+
+    texts: Sequence[tuple[Body, str]]
+    searches: Sequence[tuple[Body, str]]
+    vectors: Sequence[tuple[str, np.ndarray]]
+
+
 class Soak:
     """Traffic of all kinds on one server.
 
     Args:
-        known: requests and the texts that each must get.
+        known: what answers must be.
     """
 
-    def __init__(self, server: Child, known: Sequence[tuple[Body, str]], seed: int) -> None:
-        self.server, self.known, self.dice, self.seen = server, known, random.Random(seed), Seen()
-        self.traffic: dict[str, tuple[Callable[[], Awaitable[None]], int]] = {
+    def __init__(self, server: Child, known: References, seed: int) -> None:
+        self.server, self.known, self.dice, self.seen = server, known.texts, random.Random(seed), Seen()
+        self.searches, self.vectors = known.searches, known.vectors
+        self.orders: dict[str, str] = {}
+        self.traffic: dict[str, tuple[Callable[[], Awaitable[None]], float]] = {
             "whole": (self.whole, 6),
             "stream": (self.stream, 6),
             "slow reader": (self.slow, 1),
@@ -86,6 +110,14 @@ class Soak:
             "constrained": (self.constrained, 3),
             "tools": (self.tools, 1),
             "metrics": (self.metrics, 1),
+            "above its quota": (self.above_quota, 2),
+            "search": (self.search, 1),
+            "embeddings": (self.embeddings, 1),
+            "ranking": (self.ranking, 1),
+            "response": (self.response, 2),
+            "message": (self.message, 1),
+            "llama-server": (self.llama_server, 1),
+            "batch": (self.batch, 0.2),
         }
 
     async def client(self, until: float) -> None:
@@ -224,6 +256,85 @@ class Soak:
             reply = await self.get(path)
             self.note(reply, 200, path)
 
+    async def above_quota(self) -> None:
+        """Half of these come when the key has nothing left, and are told when to come again."""
+        body, wanted = self.dice.choice(self.known)
+        reply = parsed(await ask(self.server.address, COMPLETIONS, body, LIMITED))
+        if reply.status == 429 and b"\r\nretry-after: " in reply.raw.lower():
+            self.seen.statuses["429"] += 1
+            return
+        self.note(reply, 200, "a request within its quota")
+        self.compare(reply.body["choices"][0]["text"], wanted)
+
+    async def search(self) -> None:
+        body, wanted = self.dice.choice(self.searches)
+        self.compare((await self.ask(COMPLETIONS, {**body, "search": SEARCH})).body["choices"][0]["text"], wanted)
+
+    async def embeddings(self) -> None:
+        text, wanted = self.dice.choice(self.vectors)
+        reply = await self.ask("/v1/embeddings", {"input": ["something else", text]})
+        self.seen.compared += 1
+        if not np.allclose(reply.body["data"][1]["embedding"], wanted, atol=1e-5):
+            self.seen.wrong.append(f"another embedding of {text!r}")
+
+    async def ranking(self) -> None:
+        """The order of texts is the same each time that it is asked for."""
+        texts = [text for text, _ in self.vectors]
+        query = self.dice.choice(texts)
+        found = (await self.ask("/v1/rerank", {"query": query, "documents": texts})).body["results"]
+        order = " ".join(str(one["index"]) for one in found)
+        self.compare(order, self.orders.setdefault(query, order))
+
+    async def response(self) -> None:
+        """One that goes on from another, which is then asked for and forgotten."""
+        first = (await self.ask("/v1/responses", {"input": "Say hello", "max_output_tokens": 16})).body["id"]
+        more = {"input": "Go on", "previous_response_id": first, "max_output_tokens": 16}
+        await self.ask("/v1/responses", {**more, "stream": self.dice.random() < 0.5})
+        for method, status in (("GET", 200), ("DELETE", 200), ("GET", 404)):
+            reply = await get(self.server.address, f"/v1/responses/{first}", HEADERS, method=method)
+            self.note(reply, status, f"{method} of a response")
+
+    async def message(self) -> None:
+        body = {"model": "model", "messages": HELLO, "max_tokens": 16, "stream": self.dice.random() < 0.5}
+        await self.ask("/v1/messages", body)
+
+    async def llama_server(self) -> None:
+        body, wanted = self.dice.choice([one for one in self.known if "repetition_penalty" not in one[0]])
+        asked = {"prompt": body["prompt"], "n_predict": body["max_tokens"], "temperature": 0.0}
+        reply = await self.ask("/completion", {**asked, "stop": body.get("stop", [])})
+        self.compare(reply.body["content"], wanted)
+
+    async def batch(self) -> None:
+        """Two requests of a file, whose answers are those of the requests alone."""
+        asked = [self.dice.choice(self.known) for _ in range(2)]
+        lines = [{"custom_id": str(number), "method": "POST", "url": COMPLETIONS, "body": body}
+                 for number, (body, _) in enumerate(asked)]  # fmt: skip
+        file = await self.upload("".join(json.dumps(line) + "\n" for line in lines))
+        given = {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}
+        batch = (await self.ask("/v1/batches", given)).body
+        while batch["status"] not in ("completed", "failed", "cancelled", "expired"):
+            await asyncio.sleep(0.05)
+            batch = (await self.get(f"/v1/batches/{batch['id']}")).body
+        written = (await self.get(f"/v1/files/{batch['output_file_id']}/content")).raw.partition(b"\r\n\r\n")[2]
+        for answer in map(json.loads, written.splitlines()):
+            text = answer["response"]["body"]["choices"][0]["text"]
+            self.compare(text, asked[int(answer["custom_id"])][1])
+        for name in (file, batch["output_file_id"]):
+            self.note(await get(self.server.address, f"/v1/files/{name}", HEADERS, method="DELETE"), 200, "a file")
+
+    async def upload(self, text: str) -> str:
+        """Return the id of a file with this text."""
+        parts = [f'--soak\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n{value}\r\n'
+                 for name, more, value in (("purpose", "", "batch"), ("file", FILE, text))]  # fmt: skip
+        kind = {"Content-Type": "multipart/form-data; boundary=soak"}
+        reader, writer = await asyncio.open_connection(*self.server.address)
+        writer.write(request_bytes("/v1/files", ("".join(parts) + "--soak--\r\n").encode(), {**HEADERS, **kind}))
+        reply = parsed(Reply(raw=await reader.read(-1)))
+        writer.close()
+        self.note(reply, 200, "an upload")
+        found: str = reply.body["id"]
+        return found
+
     async def get(self, path: str) -> Reply:
         return await get(self.server.address, path, HEADERS)
 
@@ -247,8 +358,8 @@ class Soak:
         }
 
 
-def requests_known(tokens: int) -> list[tuple[Body, str]]:
-    """Greedy requests, and the texts that `LLM` gives."""
+def references(tokens: int) -> References:
+    """Greedy requests, searches and texts, and what `LLM` gives for each."""
     llm = LLM(exactness="strict", profile=False, speculative_config=None)
     found = []
     for number, one in enumerate(bundled_prompts()[:24]):
@@ -260,7 +371,13 @@ def requests_known(tokens: int) -> list[tuple[Body, str]]:
             given["repetition_penalty"] = 1.2
         (output,) = llm.generate([{"prompt_token_ids": ids}], SamplingParams(**given), use_tqdm=False)
         found.append(({"prompt": ids, **given}, output.outputs[0].text))
-    return found
+    searches, params = [], SamplingParams(temperature=0.0, max_tokens=12)
+    for body, _ in found[:6]:
+        (output,) = llm.generate([{"prompt_token_ids": body["prompt"]}], params, use_tqdm=False, search=SEARCH)
+        searches.append(({"prompt": body["prompt"], "temperature": 0.0, "max_tokens": 12}, output.outputs[0].text))
+    texts = [one.prompt[:80] for one in bundled_prompts()[:6]]
+    vectors = [np.array(one.outputs.embedding, dtype=np.float32) for one in llm.embed(texts)]
+    return References(found, searches, list(zip(texts, vectors, strict=True)))
 
 
 def leaks(rests: Sequence[dict[str, float]]) -> list[str]:
@@ -280,7 +397,7 @@ def leaks(rests: Sequence[dict[str, float]]) -> list[str]:
 
 
 async def soak(server: Child, given: argparse.Namespace) -> tuple[Seen, list[dict[str, float]]]:
-    run = Soak(server, requests_known(given.tokens), given.seed)
+    run = Soak(server, references(given.tokens), given.seed)
     rests, end = list[dict[str, float]](), perf_counter() + 60 * given.minutes
     while perf_counter() < end:
         until = min(end, perf_counter() + given.rest)
@@ -299,16 +416,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
-    port, template = free_port(), Path(tempfile.mkdtemp()) / "template.jinja"
-    template.write_text(TEMPLATE)
+    port, folder = free_port(), Path(tempfile.mkdtemp())
+    (folder / "template.jinja").write_text(TEMPLATE)
+    (folder / "keys.json").write_text(json.dumps(KEYS))
     limits = {
         "max_num_seqs": 8,
         "kv_cache_memory_bytes": CACHE_BYTES,
         "max_body_bytes": BODY_BYTES,
-        "api_key": KEY.split()[1],
+        "api_key_file": folder / "keys.json",
+        "batch_folder": folder / "batches",
+        "rerank_model": random_cross_encoder(),
+        "served_model_name": "model",
     }
-    more = {"exactness": "strict", "chat_template": template, "tool_call_parser": "hermes"}
-    command = paceline(None, "auto", port=port, threads=1, **limits, **more)
+    more = {"exactness": "strict", "chat_template": folder / "template.jinja", "tool_call_parser": "hermes"}
+    command = [*paceline(None, "auto", port=port, threads=1, **limits, **more), "--enable-search"]
     with child(command, threads=1, port=port) as server:
         seen, rests = asyncio.run(soak(server, given))
     wrong = seen.wrong + leaks(rests) + [f"{n} answers {s}" for s, n in seen.statuses.items() if s.startswith("5")]

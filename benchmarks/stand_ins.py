@@ -130,3 +130,19 @@ def write_shuffled_draft(folder: Path) -> Path:
         added["id"] = int(places[added["id"]])
     (folder / "tokenizer.json").write_text(json.dumps(words))
     return folder
+
+
+def random_cross_encoder() -> str:
+    """Path of a small BERT that scores pairs of texts, which it reads letter by letter."""
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+    folder = Path(tempfile.mkdtemp(prefix="paceline-cross-encoder-"))
+    letters = [chr(code) for code in range(33, 127)]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig(vocab_size=len(words), num_labels=1, initializer_range=0.5, **shape)
+    BertForSequenceClassification(config).save_pretrained(folder)
+    BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=512).save_pretrained(folder)
+    return str(folder)

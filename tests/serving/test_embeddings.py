@@ -292,6 +292,22 @@ def test_pairs_are_scored(full: Live, cross: Path) -> None:
     assert full.error("/rerank", 404, query="x", documents=["y"], model="bundled")["code"] == "model_not_found"
 
 
+def test_half_a_character_is_rejected_with_the_field_that_has_it(full: Live) -> None:
+    half, kind = "a\ud800", {"Content-Type": "application/json"}
+    for path, body, param in (
+        (PATH, {"input": ["x", half]}, "input"),
+        ("/rerank", {"query": half, "documents": ["x"]}, "query"),
+        ("/rerank", {"query": "x", "documents": ["x", half]}, "documents"),
+        ("/score", {"text_1": half, "text_2": "x"}, "text_1"),
+        ("/score", {"text_1": "x", "text_2": half}, "text_2"),
+        ("/score", {"queries": ["x", half], "documents": ["x", "y"]}, "queries"),
+    ):
+        answer = full.http.post(path, content=json.dumps(body), headers=kind)
+        assert answer.status_code == 400, (body, answer.text)
+        assert answer.json()["error"]["param"] == param, body
+        assert "lone surrogate at character 1" in answer.json()["error"]["message"]
+
+
 def test_a_long_query_beside_many_documents_is_counted_with_each(full: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EncoderThread, "tokens", lambda *_, **__: pytest.fail("a tokenizer was asked"))
     query = "word1 " * 5000

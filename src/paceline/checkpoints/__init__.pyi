@@ -72,6 +72,7 @@ from .quantized_formats.formats import QUANTIZATION_KEYS as QUANTIZATION_KEYS
 from .quantized_formats.matrix_rows import quantized_rows as quantized_rows
 from .quantized_formats.quantized_checkpoint import QuantizedCheckpoint as QuantizedCheckpoint
 from .tokenizer import Tokenizer as Tokenizer
+from .tokenizer import check_unicode as check_unicode
 from .tokenizer import read_json as read_json
 from .tokenizer import same_tokenizer as same_tokenizer
 from .unfinished import RUN_FINISHED as RUN_FINISHED

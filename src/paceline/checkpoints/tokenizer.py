@@ -99,10 +99,7 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise PromptError(f"a prompt to encode must be a string, got {type(text).__name__}")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise PromptError(f"the text is not valid Unicode (lone surrogate at character {error.start})") from None
+        check_unicode(text)
         return self._backend.encode(text, add_special_tokens, most)
 
     def framed(self, ids: Sequence[int]) -> list[int]:
@@ -270,6 +267,18 @@ class Tokenizer:
             lines = (f"{index} {token}" for index, token in sorted(self.tokens().items()))
             self._fingerprint = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:16]
         return self._fingerprint
+
+
+def check_unicode(text: str) -> None:
+    """Reject a text with half of a character.
+
+    Raises:
+        PromptError: it has a lone surrogate, which no tokenizer reads.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(f"the text is not valid Unicode (lone surrogate at character {error.start})") from None
 
 
 def same_tokenizer(a: Tokenizer, b: Tokenizer) -> str | None:

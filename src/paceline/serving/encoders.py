@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from paceline.checkpoints import read_json, resolve_encoder
+from paceline.checkpoints import check_unicode, read_json, resolve_encoder
 from paceline.engine import check_length
 from paceline.errors import CheckpointError, PromptError, UnsupportedModelError
 from paceline.serving.places import Places
@@ -215,6 +215,8 @@ class EncoderThread:
                     raise PromptError(f"token ids must be integers in 0..{self.vocab_size - 1}, got {shortened(token)}")
             fields: Json = {"input_ids": text[:kept]}
         else:
+            for part in [text] if isinstance(text, str) else text:
+                check_unicode(part)
             parts = [part.lower() if self._lower else part for part in ([text] if isinstance(text, str) else text)]
             cut = {} if kept is None else {"truncation": "longest_first", "max_length": kept}
             more = {"add_special_tokens": special, "return_attention_mask": False, "verbose": False}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final, Protocol
 
 import torch
@@ -11,7 +11,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import Field
 
+from paceline.checkpoints import check_unicode
 from paceline.config import EmbeddingParams
+from paceline.errors import PromptError
 from paceline.serving.api_errors import ApiError
 from paceline.serving.embeddings import Embedder
 from paceline.serving.encoders import CrossEncoder
@@ -152,6 +154,7 @@ class RankingRoutes:
         judge = self._chosen(request.model)
         texts = [one if isinstance(one, str) else one.text for one in request.documents]
         self._service.check_count(len(texts), "documents")
+        _check("query", [request.query])
 
         async def work() -> Answered:
             self._service.log(http, [request.query, *texts])
@@ -170,6 +173,7 @@ class RankingRoutes:
         judge, pairs = self._chosen(request.model), request.pairs()
         field = "text_2" if request.documents is None else "documents"
         self._service.check_count(len(pairs), field)
+        _check("text_1" if request.queries is None else "queries", dict.fromkeys(query for query, _ in pairs))
 
         async def work() -> Answered:
             self._service.log(http, list(dict.fromkeys(text for pair in pairs for text in pair)))
@@ -191,3 +195,12 @@ class RankingRoutes:
     def _head(self, kind: str, judge: Judge) -> Json:
         self._count += 1
         return {"id": f"{kind}-{time.time_ns():x}-{self._count}", "model": judge.name}
+
+
+def _check(field: str, texts: Iterable[str]) -> None:
+    """Reject queries that no tokenizer reads; texts behind them are checked as they are read."""
+    for text in texts:
+        try:
+            check_unicode(text)
+        except PromptError as error:
+            raise ApiError(str(error), param=field) from None
