@@ -16,7 +16,7 @@ from own_table import NONE, PROCESSORS, RESULTS, ROOT, markdown, number, origin,
 PAGES = {"hybrids": ROOT / "docs" / "reference.md", "families": ROOT / "docs" / "benchmarks.md"}
 """Result files, whose names are also the marks, and the pages that hold them."""
 
-KINDS = ("float32", "bfloat16", "int8", "int4")
+KINDS = ("float32", "bfloat16", "int8", "Q8_0", "int4", "Q4_0")
 PASSES = ("step", "chain of 4", "chain of 16")
 PROMPTS = ("step", "prompt of 4", "prompt of 16")
 HEADS = (

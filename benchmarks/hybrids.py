@@ -8,7 +8,9 @@ SHAPE is one of `hybrid_shapes.PUBLISHED` (default: all): LFM2-350M, Qwen3.5-0.8
 and Phi-4-mini-flash with half of its layers and half of its width, which neither of the others has.
 Weights are random, since no real ones could be had: all figures are costs, and say nothing of texts. Checkpoints are
 written to a temporary folder, and there, by llama.cpp's own converter and quantiser, its BF16, Q8_0 and Q4_0 files of
-the same weights, the last with table and head in 8 bits, as in our int4.
+the same weights, the last with table and head in 8 bits, as in our int4. The files of 8 and of 4 bits are read by
+both engines: rows Q8_0 and Q4_0 are ours of them, in 8-bit arithmetic as theirs, where int8 and int4 take activations
+of 16 bits.
 
 step, chain, tree  milliseconds of scoring 1 row, a chain of 4 and of 16 rows, and a binary tree of 16 rows; medians of
                    the repeats, taken in turn
@@ -57,6 +59,9 @@ KINDS: Mapping[str, dict[str, str]] = {
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
 }
+FILES = {"int8": "Q8_0", "int4": "Q4_0"}
+"""Kinds whose files of llama.cpp are read here, too, and their names."""
+
 IDS = torch.randint(5, 5000, (512,), generator=torch.Generator().manual_seed(0)).tolist()
 PARENTS = [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6]
 TREES: Mapping[str, TokenTree] = {
@@ -134,19 +139,27 @@ def best(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 def measured(
     checkpoint: Path, kind: str, llama: LlamaCpp, agreed: Mapping[str, Any], given: argparse.Namespace
 ) -> dict[str, Any]:
-    """A kind of weights in both engines, in turn; `agreed` as `llama_files.agreement` says."""
-    runner: Any = load_runner(checkpoint, **KINDS[kind])
-    check(runner)
-    found = dict(agreed)
+    """A kind of weights, and the file of it, in both engines, in turn; `agreed` as `llama_files.agreement` says."""
+    runners: dict[str, Any] = {kind: load_runner(checkpoint, **KINDS[kind])}
     file = converted(llama, checkpoint, kind, given.threads) if "apart" in agreed else None
-    ours(runner, 1)
-    mine, others = [], []
+    if file and kind in FILES:
+        runners[FILES[kind]] = load_runner(file)
+    mine, others = dict[str, list[dict[str, float]]](), list[dict[str, dict[str, float]]]()
+    for runner in runners.values():
+        check(runner)
+        ours(runner, 1)
     for _ in range(given.rounds):
-        mine.append(ours(runner, given.repeats))
+        for name, runner in runners.items():
+            mine.setdefault(name, []).append(ours(runner, given.repeats))
         others += [theirs(llama, file, given.threads)] if file else []
-    found |= middle(mine)
-    found["pays"] = (found["tree of 16"] + found["commit"]) / (found["step"] + found["commit"])
-    return found | ({"llama.cpp": best(middle(others))} if others else {})
+    peer = {"llama.cpp": best(middle(others))} if others else {}
+    return {name: {**agreed, **with_pays(middle(some)), **peer} for name, some in mine.items()}
+
+
+def with_pays(found: Mapping[str, float]) -> dict[str, float]:
+    """The figures, and the tokens a pass from which a tree is faster than plain steps."""
+    settled = found["commit"]
+    return {**found, "pays": (found["tree of 16"] + settled) / (found["step"] + settled)}
 
 
 @torch.inference_mode()
@@ -182,7 +195,7 @@ def main() -> None:
             if PUBLISHED[name][0] in CONFIG_MAPPING:
                 found["transformers"] = of_transformers(checkpoint, given.repeats)
             for kind in given.kinds:
-                found[kind] = measured(checkpoint, kind, llama, agreed, given)
+                found |= measured(checkpoint, kind, llama, agreed, given)
                 print(f"{name}, {kind}: {found[kind]}", flush=True)
         part = f"{PARTS[given.avx2]}, {name}"
         result = kept("hybrids", given.folder) | {part: found | {"threads": given.threads}}

@@ -41,7 +41,7 @@ from paceline.bench import bundled_prompts
 
 HEADERS, LIMITED = {"Authorization": "Bearer soak-key"}, {"Authorization": "Bearer limited-key"}
 KEYS = {"keys": [{"key": "soak-key", "name": "soak", "max_outputs": 512, "max_file_bytes": 10**6},
-                 {"key": "limited-key", "name": "limited", "requests_per_minute": 60, "tokens_per_minute": 4000,
+                 {"key": "limited-key", "name": "limited", "requests_per_minute": 12, "tokens_per_minute": 2000,
                   "max_running": 2}]}  # fmt: skip
 BODY_BYTES = 100_000
 CACHE_BYTES = 32 * 2**20
