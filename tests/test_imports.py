@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "utils": {"errors"},
     "config": {"errors", "utils"},
-    "arguments": {"config", "errors", "utils"},
+    "arguments": {"checkpoints", "config", "errors", "utils"},
     "catalogue": set(),
     "registry": {"errors", "catalogue"},
     "tree": LOW,
@@ -72,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"live_transcriber"},
     "transcriber": METHODS | MODELS | {"engine", "speech"},
     "live_transcriber": LOW | {"speech", "transcriber"},
-    "async_llm": METHODS | {"engine", "llm", "search"},
+    "async_llm": METHODS | {"arguments", "engine", "llm", "search"},
     "serving": METHODS
     | MODELS
     | {"async_llm", "batch", "engine", "explain", "grammar", "llm", "sampling", "search"}
