@@ -370,13 +370,7 @@ class LLM(metaclass=Named):
         with request_bar(len(requests), use_tqdm) as advance:
             backend.run(sorted(requests, key=lambda request: request.priority), advance)
         results = [request.result() for request in requests]
-        if failed := [one.error for result in results for one in result.outputs if one.error is not None]:
-            logger.warning(
-                "%d of %d outputs ended with an error (attribute `error`; `raise_for_error`), the first: %s",
-                len(failed),
-                sum(len(result.outputs) for result in results),
-                failed[0],
-            )
+        _warn_of_errors(results)
         return results
 
     def _searches(
@@ -765,6 +759,15 @@ class LLM(metaclass=Named):
         if search is None:
             return Request(*given, inputs=read.inputs, rule=read.rule)
         return SearchRequest(*given, inputs=read.inputs, rule=read.rule, search=search.open(), budget=search.budget)
+
+
+def _warn_of_errors(results: Sequence[RequestOutput]) -> None:
+    outputs = [one for result in results for one in result.outputs]
+    if failed := [one.error for one in outputs if one.error is not None]:
+        logger.warning(
+            "%d of %d outputs ended with an error (attribute `error`; `raise_for_error`), the first: %s",
+            len(failed), len(outputs), failed[0],
+        )  # fmt: skip
 
 
 def _engine_config(**given: Any) -> EngineConfig:
