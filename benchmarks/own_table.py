@@ -70,11 +70,6 @@ def of_processor(result: Mapping[str, Any], processor: str) -> dict[str, Any]:
     return {file: result[part] for file in NAMES if (part := f"{processor}, {file}") in result}
 
 
-def shown_first(result: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The processor of the README, and its files."""
-    return next((name, found) for name in PROCESSORS if (found := of_processor(result, name)))
-
-
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

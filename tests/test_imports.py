@@ -23,7 +23,7 @@ FLOORS = (
     {"models.spec"},
     {"checkpoints"},
     {"models.inputs"},
-    {"models.base", "models.denoiser_base", "models.loading"},
+    {"models.base", "models.denoiser_base", "models.devices", "models.loading"},
     {"models.block_memory"},
     {"models.abilities", "models.checks"},
     {"models.cpu", "models.cuda"},
@@ -32,8 +32,9 @@ FLOORS = (
     {"models.layers"},
     {"models.heads"},
     {"models.passes"},
-    {"models.memory"},
+    {"models.memory", "models.load_request"},
     {"models.runners"},
+    {"models.weight_plan"},
     {"models.load"},
     {"models.denoiser_loading", "models.source_draft_loading"},
 )
@@ -43,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "utils": {"errors"},
     "config": {"errors", "utils"},
-    "arguments": {"config", "errors", "utils"},
+    "arguments": {"checkpoints", "config", "errors", "utils"},
     "catalogue": set(),
     "registry": {"errors", "catalogue"},
     "tree": LOW,
@@ -71,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"live_transcriber"},
     "transcriber": METHODS | MODELS | {"engine", "speech"},
     "live_transcriber": LOW | {"speech", "transcriber"},
-    "async_llm": METHODS | {"engine", "llm", "search"},
+    "async_llm": METHODS | {"arguments", "engine", "llm", "search"},
     "serving": METHODS
     | MODELS
     | {"async_llm", "batch", "engine", "explain", "grammar", "llm", "sampling", "search"}

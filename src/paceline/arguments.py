@@ -1,4 +1,4 @@
-"""What vLLM and transformers take beside our own arguments of `LLM`, and what becomes of it here.
+"""What vLLM, transformers and chat templates take beside our own arguments of `LLM`, and what becomes of it here.
 
 One that changes no output here is ignored, and one warning names all of these. One that another argument means is
 renamed; llama.cpp's are read too. Every other one must have the value that asks for nothing, or is rejected with an
@@ -7,15 +7,19 @@ error that names it.
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from paceline.config import SamplingParams
 from paceline.errors import ConfigError
-from paceline.utils import integer, same, say_ignored, shortened, unknown_names
+from paceline.utils import integer, need, reject_unknown, same, say_ignored, shortened, unknown_names
+
+if TYPE_CHECKING:
+    from paceline.checkpoints import Tokenizer
 
 logger = logging.getLogger("paceline")
 
@@ -165,6 +169,9 @@ ATTRIBUTES: Final[Mapping[str, str]] = {
 }
 """Attributes of other libraries' models -> what to do instead."""
 
+OF_TEMPLATES: Final = ("chat_template", "add_generation_prompt", "continue_final_message", "tools", "documents")
+"""Arguments that every chat template takes; one that reads no tools says so itself."""
+
 ALIASES: Final = ("torch_dtype", "device_map", "n_ctx", "n_threads", "n_gpu_layers")
 """Other names of arguments of ours, of transformers and llama.cpp."""
 
@@ -278,3 +285,37 @@ def _dtype(dtype: Any, *, cuda: bool) -> Any:
         )
         return "bfloat16"
     return DTYPES.get(name, name) if isinstance(name, str) else name
+
+
+def chat_names(
+    method: Callable[..., Any], tokenizer: Tokenizer, others: Mapping[str, Any], more: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The names that a call of `chat` gives the chat template.
+
+    Args:
+        method: that was called. others: arguments of the call that it does not have itself.
+        more: its `chat_template_kwargs`.
+    Raises:
+        ConfigError: an argument that neither the method nor the template knows, or `more` is no dict.
+    """
+    need(more is None or isinstance(more, Mapping), "chat_template_kwargs", "be a dict", more)
+    own = set(inspect.signature(method).parameters) - {"self", "template"}
+    known = {*own, *OF_TEMPLATES, *tokenizer.template(others.get("chat_template")).variables}
+    sampling = SamplingParams.__dataclass_fields__  # of which the template tells
+    mistyped = [name for name, value in others.items() if value is not None and name not in sampling]
+    reject_unknown(method.__qualname__, mistyped, sorted(known), meant=CALLS)
+    return {**others, **(more or {})}
+
+
+def absent(owner: str, name: str) -> str:
+    """What an AttributeError says of a name that a class of ours lacks."""
+    return f"{owner} has no attribute {name!r}" + (f"; {ATTRIBUTES[name]}" if name in ATTRIBUTES else "")
+
+
+class Named(type):
+    """Says of what the class does not have what to do instead, as its objects do."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            raise AttributeError(absent(cls.__name__, name), name=name, obj=cls)

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from paceline.arguments import chat_names
 from paceline.config import EmbeddingParams, SamplingParams
 from paceline.engine import (
     AsyncRolloutPool,
@@ -26,7 +27,7 @@ from paceline.engine import (
     StreamChunk,
 )
 from paceline.errors import ConfigError
-from paceline.llm import LLM, chat_names
+from paceline.llm import LLM
 from paceline.search import GivenSearch
 from paceline.utils import MAX_COUNT, integer
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from copy import copy
-from dataclasses import fields, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 
-from paceline.arguments import ATTRIBUTES, CALLS, IDLE_CALLS, Meant, translated
+from paceline.arguments import CALLS, IDLE_CALLS, Meant, Named, absent, chat_names, translated
 from paceline.assembly import (
     DraftModels,
     Exactness,
@@ -57,10 +56,12 @@ from paceline.engine import (
     params_for,
     read_prompt,
     readable,
+    rollout_params,
+    set_priorities,
     shaped,
     truncated,
 )
-from paceline.errors import CapabilityError, ConfigError, PacelineError
+from paceline.errors import CapabilityError, ConfigError
 from paceline.models import load_runner
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
@@ -71,8 +72,9 @@ from paceline.search import (
     SearchConfig,
     SearchDriver,
     SearchRequest,
+    searches_for,
 )
-from paceline.utils import MAX_COUNT, choice, clear_calls, integer, items, need, reject_unknown, request_bar
+from paceline.utils import about_item, check_bar, choice, clear_calls, integer, need, request_bar
 
 if TYPE_CHECKING:
     from paceline.live_transcriber import LiveTranscriber
@@ -82,17 +84,6 @@ logger = logging.getLogger("paceline")
 
 BUNDLED = BUNDLED_FOLDER
 OF_THE_MODEL = ("backend", "engine", "runner", "models")
-OF_TEMPLATES = ("chat_template", "add_generation_prompt", "continue_final_message", "tools", "documents")
-"""Arguments that every chat template takes; one that reads no tools says so itself."""
-
-
-class Named(type):
-    """Says of what the class does not have what to do instead, as its objects do."""
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(cls, name: str) -> Any:
-            raise AttributeError(_absent(cls.__name__, name), name=name, obj=cls)
 
 
 @clear_calls(meant=CALLS, neutral=IDLE_CALLS)
@@ -170,28 +161,15 @@ class LLM(metaclass=Named):
         profile: bool = True,
         **others: Any,
     ) -> None:
-        meant = translated(
-            others,
-            Meant(dtype, device, max_model_len, threads),
-            own=_own_arguments(),
-            cuda=torch.cuda.is_available(),
-        )
-        given: dict[str, Any] = {
-            "dtype": meant.dtype,
-            "device": meant.device,
-            "max_model_len": meant.max_model_len,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "enable_prefix_caching": enable_prefix_caching,
-            "kv_cache_memory_bytes": kv_cache_memory_bytes,
-            "speculative_memory_bytes": speculative_memory_bytes,
-            "threads": meant.threads,
-            "seed": seed,
-            "exactness": exactness,
-            "quantization": quantization,
-            "activation_bits": activation_bits,
-        }
-        self.config = EngineConfig(**{key: value for key, value in given.items() if value is not None})
+        ours = Meant(dtype, device, max_model_len, threads)
+        meant = translated(others, ours, own=_own_arguments(), cuda=torch.cuda.is_available())
+        self.config = _engine_config(
+            dtype=meant.dtype, device=meant.device, max_model_len=meant.max_model_len, threads=meant.threads, seed=seed,
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching, kv_cache_memory_bytes=kv_cache_memory_bytes,
+            speculative_memory_bytes=speculative_memory_bytes, exactness=exactness, quantization=quantization,
+            activation_bits=activation_bits,
+        )  # fmt: skip
         self.speculative, self._diffusion_config = SpeculativeConfig.parse(speculative_config), diffusion_config
         self._by_default, self._trust, self.turns = speculative_config is DEFAULT, trust_remote_code, Turns()
         self._lora = lora
@@ -281,8 +259,6 @@ class LLM(metaclass=Named):
     def exactness(self) -> Exactness:
         """What holds between plain and accelerated decoding.
 
-
-
         Found out at first use by a self-test, and kept on disk.
         """
         self._must_draft("exactness")
@@ -356,7 +332,7 @@ class LLM(metaclass=Named):
         self._must_be_open()
         read, given = list[ReadPrompt](), as_list(prompts)
         for number, item in enumerate(given):
-            with _named("prompts", number, len(given)):
+            with about_item("prompts", number, len(given)):
                 read.append(self._read(item))
         return self._run(read, sampling_params, use_tqdm, lora_request, search=search, priority=priority)
 
@@ -381,27 +357,20 @@ class LLM(metaclass=Named):
         """
         rule = "be None: an adapter is merged into the weights, with LLM(model, lora=FOLDER)"
         need(lora_request is None, "lora_request", rule, lora_request)
-        fine = use_tqdm is None or isinstance(use_tqdm, bool) or callable(use_tqdm)
-        need(fine, "use_tqdm", "be True, False, None or what takes the place of tqdm", use_tqdm)
+        check_bar(use_tqdm)
         params = self._params(sampling_params, len(prompts))
         searches = self._searches(search, params)
         requests = list[Request]()
         for number, each in enumerate(zip(prompts, params, searches, strict=True)):
-            with _named(argument, number, len(prompts)):
+            with about_item(argument, number, len(prompts)):
                 requests.append(self._request(*each))
         if priority is not None:
-            _set_priorities(requests, priority)
+            set_priorities(requests, priority)
         backend = self._backend_for(requests)
         with request_bar(len(requests), use_tqdm) as advance:
             backend.run(sorted(requests, key=lambda request: request.priority), advance)
         results = [request.result() for request in requests]
-        if failed := [one.error for result in results for one in result.outputs if one.error is not None]:
-            logger.warning(
-                "%d of %d outputs ended with an error (attribute `error`; `raise_for_error`), the first: %s",
-                len(failed),
-                sum(len(result.outputs) for result in results),
-                failed[0],
-            )
+        _warn_of_errors(results)
         return results
 
     def _searches(
@@ -411,15 +380,7 @@ class LLM(metaclass=Named):
         if given is None:
             return [None] * len(params)
         self._must_draft("search")
-        if isinstance(given, Mapping | str | SearchConfig):
-            configs = [SearchConfig.parse(given)] * len(params)
-        else:
-            rule = f"be one for all or one per prompt ({len(params)})"
-            need(isinstance(given, Sequence) and len(given) == len(params), "search", rule, given)
-            configs = [SearchConfig.parse(one) for one in given]
-        for config, one in zip(configs, params, strict=True):
-            config.check(one)
-        return configs
+        return searches_for(given, params)
 
     def beam_search(
         self,
@@ -469,10 +430,7 @@ class LLM(metaclass=Named):
         """
         self._must_draft("rollouts")
         (params,) = self._params(sampling_params, 1)
-        if params.logprobs is None:
-            params = replace(params, logprobs=0)
-        need(params.logprobs == 0, "logprobs", "be None or 0 in rollouts, which keep one a token", params.logprobs)
-        need(params.prompt_logprobs is None, "prompt_logprobs", "be left out of rollouts", params.prompt_logprobs)
+        params = rollout_params(params)
         size = max(self.config.max_num_seqs, params.n) if pool_size is None else pool_size
         if isinstance(prompts, str | Mapping):
             prompts = [prompts]
@@ -525,7 +483,7 @@ class LLM(metaclass=Named):
         names["allow_special_tokens"] = allow_special_tokens
         prompts = list[ReadPrompt]()
         for number, talk in enumerate(talks):
-            with _named("messages", number, len(talks)):
+            with about_item("messages", number, len(talks)):
                 prompts.append(ReadPrompt(*self.tokenizer.encode_chat(talk, **names), []))
         return self._run(
             prompts, sampling_params, use_tqdm, lora_request, search=search, priority=priority, argument="messages"
@@ -559,21 +517,16 @@ class LLM(metaclass=Named):
             PromptError, ConfigError: before anything runs.
             CapabilityError: a diffusion language model, or one whose states cannot be had.
         """
-        fine = use_tqdm is None or isinstance(use_tqdm, bool) or callable(use_tqdm)
-        need(fine, "use_tqdm", "be True, False, None or what takes the place of tqdm", use_tqdm)
+        check_bar(use_tqdm)
         params = EmbeddingParams(
             pooling=pooling, normalize=normalize, dimensions=dimensions, truncate_prompt_tokens=truncate_prompt_tokens
         )
-        run = self.embedding_run(prompts, params)
-        try:
-            with request_bar(run.count, use_tqdm) as advance:
-                while not run.ended:
-                    self._must_be_open()
-                    run.step()
-                    if advance is not None:
-                        advance(run.done, run.tokens_read)
-        finally:
-            run.close()
+        with closing(self.embedding_run(prompts, params)) as run, request_bar(run.count, use_tqdm) as advance:
+            while not run.ended:
+                self._must_be_open()
+                run.step()
+                if advance is not None:
+                    advance(run.done, run.tokens_read)
         return run.results()
 
     def embedding_run(self, prompts: Prompt | Sequence[Prompt], params: EmbeddingParams) -> EmbeddingRun:
@@ -667,13 +620,12 @@ class LLM(metaclass=Named):
         from paceline.speech import load_audio
         from paceline.transcriber import Transcriber, TranscriptionParams
 
-        reject_unknown("transcribe", params, [field.name for field in fields(TranscriptionParams)])
-        wanted = TranscriptionParams(**params)
+        wanted = TranscriptionParams.of_call("transcribe", params)
         transcriber, many = Transcriber(self), isinstance(audio, list | tuple)
         sources: Sequence[AudioSource] = audio if isinstance(audio, list | tuple) else [cast("AudioSource", audio)]
         heard = []
         for number, source in enumerate(sources):
-            with _named("audio", number, len(sources)):
+            with about_item("audio", number, len(sources)):
                 heard.append(load_audio(source, sample_rate=sample_rate, limits=limits))
         found = transcriber.transcribe(heard, wanted)
         return found if many else found[0]
@@ -693,8 +645,8 @@ class LLM(metaclass=Named):
         from paceline.live_transcriber import LiveTranscriber
         from paceline.transcriber import Transcriber, TranscriptionParams
 
-        reject_unknown("captions", params, [field.name for field in fields(TranscriptionParams)])
-        return LiveTranscriber(Transcriber(self), TranscriptionParams(**params), drafts=drafts, longest=longest)
+        wanted = TranscriptionParams.of_call("captions", params)
+        return LiveTranscriber(Transcriber(self), wanted, drafts=drafts, longest=longest)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
         """Token ids of a conversation, ready for an answer (see `Tokenizer.encode_chat`)."""
@@ -738,7 +690,7 @@ class LLM(metaclass=Named):
             """Called for what is not there: say why."""
             if name in OF_THE_MODEL and self.closed:
                 raise AttributeError("this LLM is closed; open a new one")
-            raise AttributeError(_absent("LLM", name), name=name, obj=self)
+            raise AttributeError(absent("LLM", name), name=name, obj=self)
 
     def __enter__(self) -> Self:
         return self
@@ -809,58 +761,18 @@ class LLM(metaclass=Named):
         return SearchRequest(*given, inputs=read.inputs, rule=read.rule, search=search.open(), budget=search.budget)
 
 
-def _set_priorities(requests: Sequence[Request], priorities: Sequence[int]) -> None:
-    """Give each request its own.
-
-    Raises:
-        ConfigError: another number of them, or one that is no integer.
-    """
-    given = items("priority", priorities, "be a list of integers, one for each prompt")
-    need(len(given) == len(requests), "priority", f"be a list of {len(requests)} integers", priorities)
-    for request, one in zip(requests, given, strict=True):
-        integer("priority", one, -MAX_COUNT)
-        request.priority = one
+def _warn_of_errors(results: Sequence[RequestOutput]) -> None:
+    outputs = [one for result in results for one in result.outputs]
+    if failed := [one.error for one in outputs if one.error is not None]:
+        logger.warning(
+            "%d of %d outputs ended with an error (attribute `error`; `raise_for_error`), the first: %s",
+            len(failed), len(outputs), failed[0],
+        )  # fmt: skip
 
 
-def chat_names(
-    method: Callable[..., Any], tokenizer: Tokenizer, others: Mapping[str, Any], more: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """The names that a call of `chat` gives the chat template.
-
-    Args:
-        method: that was called. others: arguments of the call that it does not have itself.
-        more: its `chat_template_kwargs`.
-    Raises:
-        ConfigError: an argument that neither the method nor the template knows, or `more` is no dict.
-    """
-    need(more is None or isinstance(more, Mapping), "chat_template_kwargs", "be a dict", more)
-    own = set(inspect.signature(method).parameters) - {"self", "template"}
-    known = {*own, *OF_TEMPLATES, *tokenizer.template(others.get("chat_template")).variables}
-    given = [name for name, value in others.items() if value is not None]
-    mistyped = [
-        name for name in given if name not in SamplingParams.__dataclass_fields__
-    ]  # of which the template tells
-    reject_unknown(method.__qualname__, mistyped, sorted(known), meant=CALLS)
-    return {**others, **(more or {})}
-
-
-@contextmanager
-def _named(argument: str, number: int, count: int) -> Iterator[None]:
-    """Errors within begin with the item of a list that they are about, where it has several.
-
-    Args:
-        argument: the list's name. number: of the item, from 0. count: of all items.
-    """
-    try:
-        yield
-    except PacelineError as error:
-        if count == 1:
-            raise
-        raise type(error)(f"{argument}[{number}]: {error}") from error
-
-
-def _absent(owner: str, name: str) -> str:
-    return f"{owner} has no attribute {name!r}" + (f"; {ATTRIBUTES[name]}" if name in ATTRIBUTES else "")
+def _engine_config(**given: Any) -> EngineConfig:
+    """The sizes and forms that are given; None is the default."""
+    return EngineConfig(**{key: value for key, value in given.items() if value is not None})
 
 
 @cache

@@ -8,9 +8,9 @@ Source: Robust Speech Recognition via Large-Scale Weak Supervision (arXiv:2212.0
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -45,7 +45,7 @@ from paceline.speech import (
     timed_words,
     window_segments,
 )
-from paceline.utils import choice, integer, need, number
+from paceline.utils import choice, integer, need, number, reject_unknown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,6 +120,16 @@ class TranscriptionParams:
         integer("pieces", self.pieces, 1, 1024)
         integer("seed", self.seed, -(2**63), 2**63 - 1)
         need(isinstance(self.thresholds, Thresholds), "thresholds", "be Thresholds", self.thresholds)
+
+    @classmethod
+    def of_call(cls, method: str, given: Mapping[str, Any]) -> TranscriptionParams:
+        """Those that a call of `method` gives.
+
+        Raises:
+            ConfigError: an argument that is unknown, or its value wrong.
+        """
+        reject_unknown(method, given, [field.name for field in fields(cls)])
+        return cls(**given)
 
     @property
     def temperatures(self) -> tuple[float, ...]:

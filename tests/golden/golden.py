@@ -9,7 +9,7 @@ usage: golden.py make|compare [--part PART ...]
     coverage  branch coverage of the suite, in percent by package (runs the suite; needs coverage)
 
 `make` writes PART.json beside this script, `compare` prints each difference and exits with 1. The default parts take
-less than a minute once the kernels are compiled, and are to match after every commit; a commit that changes one of them
+about a minute once the kernels are compiled, and are to match after every commit; a commit that changes one of them
 on purpose makes the file again and says why. `real` holds bfloat16 tokens, which differ by CPU: on another one than the
 file names it is skipped. Everything runs on one thread; nothing that a measured time decides is in the files, but that
 `auto` gives plain tokens.

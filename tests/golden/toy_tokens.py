@@ -6,7 +6,6 @@ request. What decides by measured times has no steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from contract.test_exactness import options, store
@@ -18,7 +17,7 @@ from toys import ToyRunner
 
 from paceline import registry
 from paceline.assembly import build_parts
-from paceline.claims import verifiers
+from paceline.claims import Mode, cells
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.engine import Engine
 
@@ -29,6 +28,8 @@ MODES: dict[str, dict[str, Any]] = {
     "drawn": {"temperature": 0.8},
 }
 """Requests without a seed of their own get one each from the engine, which is fixed here."""
+CLAIMED: dict[str, Mode] = {"greedy": "greedy", "seeded": "seeded", "drawn": "sampled"}
+"""The modes as claims call them."""
 BATCHES = {"one": [PROMPT], "three": [PROMPT[2:] + PROMPT[:2], [5, 6, 5, 6, 7, 5, 6], [3]]}
 AUTO: dict[str, dict[str, Any]] = {
     "auto": {"method": "auto"},
@@ -50,7 +51,9 @@ def cell(drafter: str, own: dict[str, Any], sampled: str, mode: str, batch: str)
     runner = target()
     own = own | ({"datastore": store()} if "datastore" in own else {})
     own = own | ({"resume_verification": False} if "target_speedup" in own else {})
-    return decoded(engine([make(drafter, own, runner)], verifier(sampled), runner=runner, nodes=NODES), mode, batch)
+    rule = verifier(sampled)
+    made = make(drafter, own, runner, chains_only=rule.chains_only)
+    return decoded(engine([made], rule, runner=runner, nodes=NODES), mode, batch)
 
 
 def built(given: dict[str, Any]) -> Engine:
@@ -67,25 +70,26 @@ def built(given: dict[str, Any]) -> Engine:
 
 
 def found(golden: Any) -> dict[str, Any]:
-    cells: dict[str, Any] = {}
+    made: dict[str, Any] = {}
     for mode in MODES:
         for batch in BATCHES:
-            plain = cells[f"plain, {mode}, {batch}"] = decoded(engine((), verifier("rejection_sampler")), mode, batch)
+            plain = made[f"plain, {mode}, {batch}"] = decoded(engine((), verifier("rejection_sampler")), mode, batch)
             for name, given in AUTO.items():
                 if (
                     mode == "greedy" or "draft model" not in name
                 ):  # which drafts are drawn, and so the tokens, is up to the clock
                     same = decoded(built(given), mode, batch)[0] == plain[0]
-                    cells[f"{name}, {mode}, {batch}"] = "plain's tokens" if same else "other tokens"
+                    made[f"{name}, {mode}, {batch}"] = "plain's tokens" if same else "other tokens"
+    claims = list(cells())
     for drafter in registry.DRAFTERS:
         for mode, batch in ((mode, batch) for mode in MODES for batch in BATCHES):
-            rules: Sequence[str] = ["greedy"] if mode == "greedy" else verifiers()
-            for rule in rules:  # at temperature 0 the greedy one decides, whichever stands beside it
+            decide = [one.verifier for one in claims if (one.drafter, one.mode) == (drafter, CLAIMED[mode])]
+            for rule in decide:
                 sampled = "rejection_sampler" if rule == "greedy" else rule
-                cells[f"{drafter}, {rule}, {mode}, {batch}"] = cell(drafter, options(drafter), sampled, mode, batch)
+                made[f"{drafter}, {rule}, {mode}, {batch}"] = cell(drafter, options(drafter), sampled, mode, batch)
         for variant in VARIANTS.get(drafter, [{}])[1:]:
             for mode in ("greedy", "drawn"):
-                cells[f"{drafter} {named(variant)}, {mode}, three"] = cell(
+                made[f"{drafter} {named(variant)}, {mode}, three"] = cell(
                     drafter, variant, "rejection_sampler", mode, "three"
                 )
-    return cells
+    return made

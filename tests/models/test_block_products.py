@@ -19,7 +19,7 @@ from paceline.checkpoints import TYPES, BlockRows, block_values, head_share
 from paceline.checkpoints.gguf_blocks import block_bytes
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models import load_runner
-from paceline.models.cpu.block_packing import pack_rows
+from paceline.models.cpu.block_packing import in_strips, pack_strips, strip_table
 from paceline.models.cpu.block_products import PER_GROUP, block_sums, row_pitch, to_signed_bytes
 from paceline.models.cpu.pages import Pages
 from paceline.tree import EMPTY_TREE, TokenTree
@@ -92,10 +92,12 @@ def blocks_of(kind: str, count: int, seed: int) -> np.ndarray:
 
 def products(rows: BlockRows, made: np.ndarray, *, paired: bool = False) -> np.ndarray:
     """(rows, strips of 64) products with converted rows."""
-    table, kept = pack_rows(rows, Pages(), paired=paired)
+    ordered = in_strips(rows, paired=paired)
+    packed = pack_strips(ordered, Pages())
+    table = strip_table(ordered, packed)
     sums, out = np.zeros((len(made), 64), np.float32).ravel(), np.zeros((len(made), 64 * len(table)), np.float32)
     _products(table.numpy(), len(table), rows.inputs // 32, made.ctypes.data, made.shape[1], len(made), sums, out)
-    del kept
+    del packed
     return out
 
 
@@ -141,7 +143,7 @@ def test_strips_may_have_types_of_their_own_but_no_strip_two() -> None:
     wanted = meant(made) @ torch.cat((one, two)).double().numpy().T
     assert np.abs(products(both, made) - wanted).max() < 3e-6 * np.abs(wanted).max()
     with pytest.raises(ValueError, match="several types"):
-        pack_rows(both.take(np.arange(32, 96)), Pages())
+        pack_strips(in_strips(both.take(np.arange(32, 96)), paired=False), Pages())
 
 
 def test_activations_lose_less_than_half_a_step_and_odd_numbers_are_not_hidden() -> None:

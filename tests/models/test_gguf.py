@@ -23,7 +23,14 @@ from models.checkpoints import SIZES, perturb
 from tokenizers import Regex, pre_tokenizers
 
 from paceline import LLM, SamplingParams
-from paceline.checkpoints import GenerationDefaults, Tokenizer, block_values, dequantized, gguf_checkpoint, read_config
+from paceline.checkpoints import (
+    GenerationDefaults,
+    Tokenizer,
+    block_values,
+    dequantized,
+    gguf_architectures,
+    read_config,
+)
 from paceline.checkpoints.gguf_file import read_gguf
 from paceline.checkpoints.gguf_tokenizer import PRE
 from paceline.checkpoints.quantization import quantize_groups
@@ -973,8 +980,8 @@ def test_a_model_that_only_transformers_runs(tmp_path: Path, monkeypatch: pytest
     path = write(tmp_path / "model.gguf", "llama", oracle("llama"))
     with pytest.raises(ConfigError, match="transformers is not used for GGUF files"):
         load_runner(path, native=False)
-    other = {"llama": gguf_checkpoint.Architecture(model_type="nameless")}
-    monkeypatch.setattr(gguf_checkpoint, "ARCHITECTURES", other)
+    other = {"llama": gguf_architectures.Architecture(model_type="nameless")}
+    monkeypatch.setattr(gguf_architectures, "ARCHITECTURES", other)
     with pytest.raises(UnsupportedModelError, match=r"GGUF file of a model that is not supported.*use the safetensors"):
         load_runner(path)
 

@@ -13,7 +13,7 @@ from models.checkpoints import load_json, reference, save_json
 
 from paceline.errors import CheckpointError, ConfigError, OutOfMemoryError, UnsupportedModelError
 from paceline.models import load_runner, resolve_device
-from paceline.models.load import resolve_dtype
+from paceline.models.devices import resolve_dtype
 from paceline.models.runners import NativeRunner
 from paceline.models.runners.fallback.runner import TransformersRunner
 

@@ -16,8 +16,8 @@ from typing import Any
 from paceline.checkpoints.checkpoint import INDEX, SINGLE
 from paceline.checkpoints.encoder_decoder_families import ENCODER_DECODER_FAMILIES
 from paceline.checkpoints.families import has_native_text
-from paceline.checkpoints.gguf_checkpoint import gguf_config
 from paceline.checkpoints.gguf_file import SPLIT, is_gguf, split_names
+from paceline.checkpoints.gguf_metadata import gguf_config
 from paceline.checkpoints.marian_checkpoint import marian_config
 from paceline.checkpoints.marian_file import marian_path
 from paceline.checkpoints.quantized_formats import find_format

@@ -28,6 +28,30 @@ logger = logging.getLogger("paceline.serving")
 MEMORY: Final = Path("/dev/shm")
 """Files in it are in memory, where the system has it."""
 
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="Folder or hub id; default: the bundled model.")]
+MaxNumSeqs = Annotated[
+    int,
+    typer.Option(
+        "--max-num-seqs",
+        help="Sequences that are decoded together.",
+        rich_help_panel="Server",
+        envvar="PACELINE_MAX_NUM_SEQS",
+        show_envvar=False,
+    ),
+]
+ConfigFile = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="YAML with names of flags and their values.",
+        is_eager=True,
+        callback=use_config,
+        envvar="PACELINE_CONFIG",
+        show_envvar=False,
+    ),
+]
+
 
 @with_flags(
     sampling=False,
@@ -39,31 +63,9 @@ MEMORY: Final = Path("/dev/shm")
 def command(
     *,
     context: typer.Context,
-    positional: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Folder or hub id; default: the bundled model.")
-    ] = None,
-    max_num_seqs: Annotated[
-        int,
-        typer.Option(
-            "--max-num-seqs",
-            help="Sequences that are decoded together.",
-            rich_help_panel="Server",
-            envvar="PACELINE_MAX_NUM_SEQS",
-            show_envvar=False,
-        ),
-    ] = 16,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="YAML with names of flags and their values.",
-            is_eager=True,
-            callback=use_config,
-            envvar="PACELINE_CONFIG",
-            show_envvar=False,
-        ),
-    ] = None,
+    positional: Model = None,
+    max_num_seqs: MaxNumSeqs = 16,
+    config: ConfigFile = None,
     flag_values: dict[str, Any],
 ) -> None:
     """Serve a model with OpenAI's and Anthropic's APIs.
@@ -72,7 +74,7 @@ def command(
     of --config.
     """
     try:
-        from paceline.serving import Server, read_keys
+        from paceline.serving import Server
     except ImportError as error:
         raise ConfigError(f"`paceline serve` needs {error.name}; pip install '.[serve]' in a checkout") from None
 
@@ -83,17 +85,23 @@ def command(
     flag_values |= {"max_num_seqs": max_num_seqs}
     server_config, replica_config = _server_config(flag_values), _replica_config(flag_values)
     server = Server(server_config)
-    set_log_level("info")
-    log_json()
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    reached = server_config.uds is None and server_config.host not in LOOPBACK
-    if reached and not any(read_keys(server_config)):
-        logger.warning("everybody who reaches %s may use this server: it has no --api-key", server_config.host)
+    _begin_log(server_config)
     if replica_config is None:
         code = _serve_one(server, flag_values, server_config)
     else:
         code = _serve_replicas(server, flag_values, server_config, replica_config)
     raise typer.Exit(code)
+
+
+def _begin_log(config: ServerConfig) -> None:
+    """Log a line of JSON for each event, and warn where anybody may use the server."""
+    from paceline.serving import read_keys
+
+    set_log_level("info")
+    log_json()
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    if config.uds is None and config.host not in LOOPBACK and not any(read_keys(config)):
+        logger.warning("everybody who reaches %s may use this server: it has no --api-key", config.host)
 
 
 def _server_config(flag_values: dict[str, Any]) -> ServerConfig:

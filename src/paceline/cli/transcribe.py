@@ -120,27 +120,34 @@ def command(
     start = perf_counter()
     llm = open_llm(flag_values, speech=True)
     load = loading(perf_counter() - start)
-    from paceline.cli import live_audio
-    from paceline.live_transcriber import LiveTranscriber, Pace
     from paceline.transcriber import Transcriber
 
     transcriber = Transcriber(llm)
     transcriber.check(params)
     with TerminatedToo():
         if live:
-            source = live_audio.AudioSource(names[0], wait)
-            captions, pace = LiveTranscriber(transcriber, params), Pace(share)
-            seconds, ended = live_audio.captions(captions, source, form, pace)
-            code = INTERRUPTED if ended else 0
-            told = speech_figures(transcriber.cost, seconds, pace.busy)
-            words_told = f"{counted(captions.updates, 'transcript')}, {counted(len(captions.stable), 'word')}"
-            told.append(f"captions     {words_told}")
+            told, code = _captions(transcriber, params, names[0], form, share=share, wait=wait)
         else:
             told, code = _files(transcriber, params, jobs, form, words=words)
     for line in (load, *told, memory()) if stats else ():
         remark(line)
     if code:
         raise typer.Exit(code)
+
+
+def _captions(
+    transcriber: Transcriber, params: TranscriptionParams, name: str, form: str, *, share: float, wait: float
+) -> tuple[list[str], int]:
+    """Captions of an audio that is still coming; what it took, in lines, and the code to exit with."""
+    from paceline.cli import live_audio
+    from paceline.live_transcriber import LiveTranscriber, Pace
+
+    source = live_audio.AudioSource(name, wait)
+    captions, pace = LiveTranscriber(transcriber, params), Pace(share)
+    seconds, ended = live_audio.captions(captions, source, form, pace)
+    told = speech_figures(transcriber.cost, seconds, pace.busy)
+    words = f"{counted(captions.updates, 'transcript')}, {counted(len(captions.stable), 'word')}"
+    return [*told, f"captions     {words}"], INTERRUPTED if ended else 0
 
 
 def need_model(flag_values: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Final, Literal
 
@@ -381,10 +381,6 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_EPSILON
-
-    def with_seed(self, seed: int) -> SamplingParams:
-        """A copy with this seed."""
-        return replace(self, seed=seed)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:

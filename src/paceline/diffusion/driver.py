@@ -11,7 +11,7 @@ from typing import Final
 
 from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams
 from paceline.diffusion.engine import DiffusionEngine
-from paceline.engine import BackendInfo, FairQueue, Gauges, OpenRequests, Request, StreamChunk, Turns
+from paceline.engine import BackendInfo, FairQueue, Gauges, OpenRequests, Request, StreamChunk, Turns, taken
 from paceline.errors import PromptError
 from paceline.models import Inputs
 from paceline.utils import Advance, described, need
@@ -110,10 +110,7 @@ class DiffusionDriver:
         """See `Backend.collect`."""
         if (error := self._errors.get(request_id)) is not None:
             raise error
-        inbox, chunks = self._inboxes[request_id], list[StreamChunk]()
-        while inbox:
-            chunks.append(inbox.popleft())
-        return chunks
+        return taken(self._inboxes[request_id])
 
     def drop(self, request_id: str) -> None:
         """See `Backend.drop`."""

@@ -23,6 +23,7 @@ from .outputs import RequestMetrics as RequestMetrics
 from .outputs import RequestOutput as RequestOutput
 from .outputs import StreamChunk as StreamChunk
 from .outputs import shaped as shaped
+from .outputs import taken as taken
 from .parts import EngineParts as EngineParts
 from .probe import Probe as Probe
 from .prompts import Prompt as Prompt
@@ -40,8 +41,10 @@ from .record import TimeSplit as TimeSplit
 from .record import watching as watching
 from .request import Request as Request
 from .request import check_prompt as check_prompt
+from .request import set_priorities as set_priorities
 from .rollouts import Rollout as Rollout
 from .rollouts import RolloutPool as RolloutPool
+from .rollouts import rollout_params as rollout_params
 from .sequence import no_text as no_text
 from .transcript import StopChecker as StopChecker
 from .transcript import Transcript as Transcript

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from paceline.config import OF_DIFFUSION, DraftChoice, SamplingParams
 from paceline.engine.backend import BackendInfo, Gauges, OpenRequests
 from paceline.engine.loop import Engine
-from paceline.engine.outputs import StreamChunk
+from paceline.engine.outputs import StreamChunk, taken
 from paceline.engine.request import Request
 from paceline.errors import ConfigError
 from paceline.models import Inputs, context_of
@@ -248,10 +248,7 @@ class EngineDriver:
 
     def collect(self, request_id: str) -> list[StreamChunk]:
         """The chunks of an open request since the last time."""
-        inbox, chunks = self.inboxes[request_id], list[StreamChunk]()
-        while inbox:
-            chunks.append(inbox.popleft())
-        return chunks
+        return taken(self.inboxes[request_id])
 
     def drop(self, request_id: str) -> None:
         """Cancel an open request, or forget an ended one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -284,6 +285,14 @@ class StreamChunk:
     def text(self) -> str:
         """The new text."""
         return "".join(text for text, _ in self.segments)
+
+
+def taken(inbox: deque[StreamChunk]) -> list[StreamChunk]:
+    """The chunks of an inbox, which another thread may be filling, oldest first; they leave it."""
+    chunks = list[StreamChunk]()
+    while inbox:
+        chunks.append(inbox.popleft())
+    return chunks
 
 
 class OutputAssembly:

@@ -13,7 +13,7 @@ from paceline.engine.outputs import CompletionOutput, RequestMetrics, RequestOut
 from paceline.errors import PromptError
 from paceline.models import NO_INPUTS, CacheMemory, Inputs, Runner, context_of
 from paceline.sampling import LogitRule, Logprob, Rules
-from paceline.utils import shortened
+from paceline.utils import MAX_COUNT, integer, items, need, shortened
 
 if TYPE_CHECKING:
     import torch
@@ -181,3 +181,16 @@ def _within_border(size: int, most: int, max_tokens: int | None, border: int) ->
         f"embedding is dynamic, and beyond {border} tokens the angles of the whole text would be others; lower "
         f"max_tokens, or give a prompt of more than {border} tokens"
     )
+
+
+def set_priorities(requests: Sequence[Request], priorities: Sequence[int]) -> None:
+    """Give each request its own.
+
+    Raises:
+        ConfigError: another number of them, or one that is no integer.
+    """
+    given = items("priority", priorities, "be a list of integers, one for each prompt")
+    need(len(given) == len(requests), "priority", f"be a list of {len(requests)} integers", priorities)
+    for request, one in zip(requests, given, strict=True):
+        integer("priority", one, -MAX_COUNT)
+        request.priority = one

@@ -9,16 +9,17 @@ Source: UloRL: An Ultra-Long Output Reinforcement Learning Approach (arXiv:2507.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 from weakref import finalize
 
+from paceline.config import SamplingParams
 from paceline.engine.driver import EngineDriver
 from paceline.engine.outputs import CompletionOutput, FinishReason
 from paceline.engine.prompts import Prompt
 from paceline.engine.request import Request
 from paceline.errors import ConfigError
-from paceline.utils import integer
+from paceline.utils import integer, need
 
 
 @dataclass(slots=True)
@@ -206,6 +207,19 @@ class RolloutPool:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def rollout_params(params: SamplingParams) -> SamplingParams:
+    """Parameters of samples for training: they keep one log-probability a token.
+
+    Raises:
+        ConfigError: others are wanted.
+    """
+    if params.logprobs is None:
+        params = replace(params, logprobs=0)
+    need(params.logprobs == 0, "logprobs", "be None or 0 in rollouts, which keep one a token", params.logprobs)
+    need(params.prompt_logprobs is None, "prompt_logprobs", "be left out of rollouts", params.prompt_logprobs)
+    return params
 
 
 def _drop(opened: dict[str, _Open]) -> None:

@@ -32,11 +32,11 @@ from .denoiser_loading import end_tokens as end_tokens
 from .denoiser_loading import load_denoiser as load_denoiser
 from .denoiser_loading import load_denoiser_weights as load_denoiser_weights
 from .denoiser_loading import mask_token_id as mask_token_id
+from .devices import resolve_device as resolve_device
 from .inputs import NO_INPUTS as NO_INPUTS
 from .inputs import EmbeddedSpan as EmbeddedSpan
 from .inputs import Inputs as Inputs
 from .load import load_runner as load_runner
-from .load import resolve_device as resolve_device
 from .mixer_spec import DeltaSpec as DeltaSpec
 from .mixer_spec import GatedMemorySpec as GatedMemorySpec
 from .mixer_spec import KimiDeltaSpec as KimiDeltaSpec

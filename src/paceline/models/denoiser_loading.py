@@ -27,7 +27,7 @@ from paceline.checkpoints import (
 )
 from paceline.config import DTYPES
 from paceline.errors import ConfigError
-from paceline.models.load import resolve_device, resolve_dtype
+from paceline.models.devices import resolve_device, resolve_dtype
 from paceline.models.memory import fit_context
 from paceline.models.runners.denoiser import NativeDenoiser
 from paceline.models.spec import DenoiserSpec

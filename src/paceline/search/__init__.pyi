@@ -20,5 +20,6 @@ from .sandbox import Sandbox as Sandbox
 from .sandbox.verdicts import run_tests as run_tests
 from .search_config import GivenSearch as GivenSearch
 from .search_config import SearchConfig as SearchConfig
+from .search_config import searches_for as searches_for
 from .threshold import entropies_of as entropies_of
 from .threshold import learned_threshold as learned_threshold

@@ -20,6 +20,7 @@ from paceline.engine import (
     Request,
     StreamChunk,
     Turns,
+    taken,
     tell,
 )
 from paceline.errors import CapabilityError, PacelineError
@@ -175,10 +176,7 @@ class SearchDriver:
 
     def collect(self, request_id: str) -> list[StreamChunk]:
         """See `Backend.collect`."""
-        inbox, chunks = self._inboxes[request_id], list[StreamChunk]()
-        while inbox:
-            chunks.append(inbox.popleft())
-        return chunks
+        return taken(self._inboxes[request_id])
 
     def drop(self, request_id: str) -> None:
         """See `Backend.drop`."""

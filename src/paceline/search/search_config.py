@@ -137,6 +137,24 @@ class SearchConfig:
 GivenSearch = Mapping[str, Any] | str | SearchConfig
 """A method's name, a dict with its options or its JSON, or what was parsed from them."""
 
+
+def searches_for(given: GivenSearch | Sequence[GivenSearch], params: Sequence[SamplingParams]) -> list[SearchConfig]:
+    """The search of each request with these parameters: one for all, or one each.
+
+    Raises:
+        ConfigError: something else, another number of them, or one that does not go with the parameters.
+    """
+    if isinstance(given, Mapping | str | SearchConfig):
+        configs = [SearchConfig.parse(given)] * len(params)
+    else:
+        rule = f"be one for all or one per prompt ({len(params)})"
+        need(isinstance(given, Sequence) and len(given) == len(params), "search", rule, given)
+        configs = [SearchConfig.parse(one) for one in given]
+    for config, one in zip(configs, params, strict=True):
+        config.check(one)
+    return configs
+
+
 BUDGET: Final = ("budget_tokens", "budget_seconds")
 
 MOST_COUNT: Final = 1024

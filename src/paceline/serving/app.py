@@ -236,6 +236,18 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     app = FastAPI(title="Paceline", version=__version__, lifespan=life, **PLAIN_PATHS)
     app.router.route_class, app.state.readers = BodyRoute, Places(READERS)
     _add_errors(app, service)
+    responses = _add_routes(app, service)
+    noted = FieldNotes(app, lenient=config.lenient_fields)
+    batches = None if config.batch_folder is None else BatchStore(config.batch_folder)
+    quotas = metered(noted, config, service.metrics.refused)
+    runs = None if batches is None else _batch_runs(batches, quotas, service)
+    BatchRoutes(batches, runs, config, service.limits).add(app)
+    return guarded(quotas, config, service.metrics.refused)
+
+
+def _add_routes(app: FastAPI, service: Service) -> ResponseRoutes:
+    """Bind the routes of all APIs but those of files and batches; returns the ones that have work to end."""
+    model, names, config = service.model, service.names, service.config
     llama = LlamaRoutes(service.answer, model, names[0], jobs=service.jobs, slots=service.slots, config=config)
     llama.add(app)
     routes = Routes(service, llama)
@@ -247,12 +259,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     service.text_models.add(app, texts, DecoderEmbedder(model, names, service.jobs, texts), ERRORS)
     service.transcriptions.add(app, ERRORS)
     LivePage(model, names[0], service.slots, config).add(app)
-    noted = FieldNotes(app, lenient=config.lenient_fields)
-    batches = None if config.batch_folder is None else BatchStore(config.batch_folder)
-    quotas = metered(noted, config, service.metrics.refused)
-    runs = None if batches is None else _batch_runs(batches, quotas, service)
-    BatchRoutes(batches, runs, config, service.limits).add(app)
-    return guarded(quotas, config, service.metrics.refused)
+    return responses
 
 
 def _batch_runs(store: BatchStore, app: Quotas, service: Service) -> BatchRuns:

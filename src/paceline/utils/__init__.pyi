@@ -9,6 +9,7 @@ from .kept_files import make_room as make_room
 from .kept_files import touch as touch
 from .near_files import near_file as near_file
 from .progress import Advance as Advance
+from .progress import check_bar as check_bar
 from .progress import parts_of as parts_of
 from .progress import request_bar as request_bar
 from .progress import shown_by as shown_by
@@ -50,6 +51,7 @@ from .traces import Arrival as Arrival
 from .validation import MAX_COUNT as MAX_COUNT
 from .validation import MAX_NUMBER as MAX_NUMBER
 from .validation import TINY as TINY
+from .validation import about_item as about_item
 from .validation import check_types as check_types
 from .validation import choice as choice
 from .validation import clear_calls as clear_calls

@@ -10,6 +10,8 @@ from threading import Event, Thread
 from time import perf_counter
 from typing import Any
 
+from paceline.utils.validation import need
+
 Move = Callable[[float], object]
 """Shows which share is done."""
 
@@ -97,6 +99,16 @@ def parts_of(
 
 Advance = Callable[[int, int], None]
 """From how many requests are done, and how many tokens are generated, to a bar that shows it."""
+
+
+def check_bar(wanted: object) -> None:
+    """Whether `use_tqdm` is what `request_bar` takes.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    fine = wanted is None or isinstance(wanted, bool) or callable(wanted)
+    need(fine, "use_tqdm", "be True, False, None or what takes the place of tqdm", wanted)
 
 
 @contextmanager

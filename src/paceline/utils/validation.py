@@ -9,14 +9,15 @@ import inspect
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache, wraps
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
 
 logger = logging.getLogger("paceline")
 
@@ -154,6 +155,21 @@ def unknown_names(
         return f"{kind} does not know {key!r}; {hint or listed}"
     names = ", ".join(f"{key!r} ({hint})" if hint else repr(key) for key, hint in hints.items())
     return f"{kind} does not know {names}" + (f"; {listed}" if listed else "")
+
+
+@contextmanager
+def about_item(argument: str, number: int, count: int) -> Iterator[None]:
+    """Errors within begin with the item of a list that they are about, where it has several.
+
+    Args:
+        argument: the list's name. number: of the item, from 0. count: of all items.
+    """
+    try:
+        yield
+    except PacelineError as error:
+        if count == 1:
+            raise
+        raise type(error)(f"{argument}[{number}]: {error}") from error
 
 
 def strings(name: str, value: object) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.common.draft_state import CacheFollower
 from paceline.errors import ConfigError
-from paceline.tree import EMPTY_TREE, Budget, TokenTree
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 from paceline.utils import integer, need
 
 if TYPE_CHECKING:
@@ -152,6 +152,25 @@ class TextDrafter(Drafter, Generic[S]):
     def _steps(self, budget: Budget) -> int:
         """Tokens of a chain within the budget and `limit`."""
         return min(budget.nodes, budget.depth, self.limit)
+
+
+class CountingDrafter(Drafter, Generic[S]):
+    """Base of those whose tables count the text: after each step, and when a sequence ends."""
+
+    @abstractmethod
+    def _catch_up(self, state: S) -> object:
+        """Count what the text has got since the last time."""
+
+    def observe(
+        self, states: Sequence[S], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+    ) -> None:
+        for state in states:
+            self._catch_up(state)
+
+    def end(self, states: Sequence[S]) -> None:
+        for state in states:
+            self._catch_up(state)
+        super().end(states)
 
 
 class SingleDrafter(TextDrafter[S]):

@@ -30,13 +30,14 @@ import numpy.typing as npt
 import torch
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import CountingDrafter
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_rows import NAN, rows_before_a_dead_end, weights
 from paceline.drafters.common.tables import TenantTables
 from paceline.drafters.diffusion.base import DenoisedState, DenoisingDrafter
 from paceline.drafters.diffusion.trigram_counts import SMALLEST, Longs, Slots, TrigramCounts, chance
 from paceline.errors import DrafterError
-from paceline.tree import EMPTY_TREE, Scores, Verdict
+from paceline.tree import EMPTY_TREE
 from paceline.utils import compiled, integer, need, number, part_of_compiled
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class CountedState(DenoisedState):
         self.done = done
 
 
-class DiffuSpecDrafter(DenoisingDrafter[CountedState]):
+class DiffuSpecDrafter(CountingDrafter[CountedState], DenoisingDrafter[CountedState]):
     """Drafts with one pass of a diffusion language model and a path search.
 
     Args:
@@ -277,23 +278,8 @@ class DiffuSpecDrafter(DenoisingDrafter[CountedState]):
         self._catch_up(state)
         return state
 
-    def observe(
-        self,
-        states: Sequence[CountedState],
-        trees: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        scores: Scores | None,
-    ) -> None:
-        for state in states:
-            self._catch_up(state)
-
     def fork(self, state: CountedState, context: Context) -> CountedState:
         return CountedState(context, state.done)
-
-    def end(self, states: Sequence[CountedState]) -> None:
-        for state in states:
-            self._catch_up(state)
-        super().end(states)
 
     def _catch_up(self, state: CountedState) -> TrigramCounts:
         """Count what the text has got since the last time."""

@@ -33,10 +33,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import SingleDrafter
+from paceline.drafters.common.bases import CountingDrafter, SingleDrafter
 from paceline.drafters.common.chains import tree_of
 from paceline.drafters.common.tables import MAX_TENANTS, Arrays, OtherOptionError, TenantTables
-from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import MAX_COUNT, compiled, integer, number, part_of_compiled
 
 IntArray = npt.NDArray[np.int32]
@@ -344,7 +344,7 @@ class AdedState:
         self.context, self.done = context, done
 
 
-class AdedDrafter(SingleDrafter[AdedState]):
+class AdedDrafter(CountingDrafter[AdedState], SingleDrafter[AdedState]):
     """Drafts the paths that a tree search over tri-grams visits most.
 
     Args:
@@ -395,22 +395,8 @@ class AdedDrafter(SingleDrafter[AdedState]):
         self._catch_up(state)
         return state
 
-    def observe(
-        self,
-        states: Sequence[AdedState],
-        trees: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        scores: Scores | None,
-    ) -> None:
-        for state in states:
-            self._catch_up(state)
-
     def fork(self, state: AdedState, context: Context) -> AdedState:
         return AdedState(context, state.done)
-
-    def end(self, states: Sequence[AdedState]) -> None:
-        for state in states:
-            self._catch_up(state)
 
     def _catch_up(self, state: AdedState) -> TrigramTable:
         """Count what the text has got since the last time."""

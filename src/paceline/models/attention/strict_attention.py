@@ -234,7 +234,8 @@ class StrictAttention:
     ) -> torch.Tensor:
         """(n, g * h * d) in the dtype of `qkv` (n, g * h + 2 * h, d).
 
-        `cached` (slots, 2 * h, d) is the layer's arena; `sinks` (h, g): see `models.attention.tree_attention.Step`.
+        `cached` (slots, 2 * h, d) is the layer's arena; `sinks` (h, g): see
+        `models.attention.tree_attention.AttentionStep`.
         """
         shape, n = self._shape, self._count
         groups = self._plans[shape.kind_of[layer]]

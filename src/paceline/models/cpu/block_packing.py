@@ -161,22 +161,6 @@ def packer() -> Any:
     return machine_code(entry, "the code that packs weights", "some seconds", arguments=5)
 
 
-def pack_rows(rows: BlockRows, pages: Pages, *, paired: bool = False) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Strips of a matrix.
-
-    Args:
-        paired: see `models.cpu.matrix.pack`.
-    Returns:
-        (strips, 2) int64, each one's address and kind; and what must be kept.
-    Raises:
-        ValueError: a strip of rows of several types.
-    """
-    ordered = in_strips(rows, paired=paired)
-    whole = pack_strips(ordered, pages)
-    table = strip_table(ordered, whole)
-    return table, [table, whole]
-
-
 def strip_table(rows: BlockRows, whole: torch.Tensor) -> torch.Tensor:
     """(strips, 2) int64, the address and the kind of each strip of a packed matrix, `whole`."""
     kinds = kinds_of_strips(rows)

@@ -37,8 +37,6 @@ from paceline.models.cpu.blocks import GROUP, KINDS, LANES, Scales
 from paceline.models.cpu.matrix_unit import TILE_ROWS, GroupTiles, has_matrix_unit
 from paceline.models.cpu.tiles import AHEAD, STRIP, prefetch
 from paceline.models.cpu.vectors import (
-    F32V,
-    I8,
     I16,
     I32,
     I64,
@@ -48,27 +46,27 @@ from paceline.models.cpu.vectors import (
     Lanes,
     Nothing,
     Value,
+    absolute,
     broadcast,
     call_named,
     counted,
-    floats,
     fma,
     larger,
     largest,
     load,
     load_at,
     lowered,
-    maximum,
     mul,
     read,
     read_float,
     stack_memory,
     store,
     store_at,
+    store_bytes,
     total,
+    whole_within,
     write_float,
 )  # fmt: skip
-from paceline.models.cpu.vectors import LANES as WIDE
 from paceline.utils import part_of_compiled
 
 MAX_ROWS: Final = 8 if LANES == 16 else 4
@@ -390,20 +388,9 @@ def _accumulate_rows(
 
 
 @lowered(Lanes, Lanes)
-def _size(builder: Builder, lanes: Value) -> Value:
-    return call_named(builder, "llvm.fabs.v16f32", F32V, lanes)
-
-
-@lowered(Lanes, Lanes)
 def _rounded(builder: Builder, lanes: Value) -> Value:
     """The nearest whole numbers, none beyond TOP; NaN becomes one too."""
-    bounded = call_named(builder, "llvm.minnum.v16f32", F32V, maximum(builder, lanes, floats(-TOP)), floats(TOP))
-    return call_named(builder, "llvm.rint.v16f32", F32V, bounded)
-
-
-@lowered(Nothing, Int, Lanes)
-def _store_bytes(builder: Builder, address: Value, whole: Value) -> None:
-    store_at(builder, address, builder.trunc(builder.fptosi(whole, ir.VectorType(I32, WIDE)), ir.VectorType(I8, WIDE)))
+    return whole_within(builder, lanes, TOP)
 
 
 @lowered(Nothing, Int, Float, Float)
@@ -429,11 +416,11 @@ def _gathered(source: int, order: int, room: int) -> int:
 @part_of_compiled
 def _put_group(low: Any, high: Any, target: int, beside: int) -> tuple[Any, Any]:
     """The numbers and the record of 32 activations; returns what they lose."""
-    most = largest(larger(_size(low), _size(high)))
+    most = largest(larger(absolute(low), absolute(high)))
     factor, scale = broadcast(np.float32(TOP) / most if most > 0 else np.float32(0.0)), most / np.float32(TOP)
     first, second = _rounded(mul(low, factor)), _rounded(mul(high, factor))
-    _store_bytes(target, first)
-    _store_bytes(target + 16, second)
+    store_bytes(target, first)
+    store_bytes(target + 16, second)
     sums = total(first), total(second)
     write_float(beside, scale)
     write_float(beside + 4, scale * (sums[0] + sums[1]))

@@ -13,14 +13,19 @@ import numpy as np
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.recurrences import (
+    begun_state,
     column,
+    correct,
     leave_columns,
     parent_of,
     prepare_delta,
+    read_place,
     read_state,
     scale,
+    shape_of_heads,
     sigmoid_of,
     silu,
+    spare_of,
 )
 from paceline.models.cpu.vectors import (
     add,
@@ -82,12 +87,10 @@ def _prepare(
     frame: int, mixer: int, row: int, head: int, key: int, query: int, value: int, decays: int
 ) -> np.float32:  # fmt: skip
     """Key, query, value and decays of a head's row, to four addresses; its beta, 0 without the delta rule."""
-    heads, dim, size = (
-        read(mixer + at.MIX_HEADS), 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM),
-    )  # fmt: skip
+    dim, size, heads, delta = shape_of_heads(mixer)
     own, ones = _decays(frame, mixer, row) + head * dim, np.float32(1.0)
     x = read(frame + at.CONVOLVED) + row * read(frame + at.CONVOLVED_PITCH)
-    if read(mixer + at.MIX_DELTA) == 1:
+    if delta:
         prepare_delta(x, head, heads, head, dim, size, key, query, value)
         bias, rate = (
             read(mixer + at.MIX_STEP_BIAS) + head * dim, broadcast(read_float(read(mixer + at.MIX_RATE) + 4 * head)),
@@ -114,24 +117,11 @@ def _decayed(rows: int, left: int, dim: int, target: int) -> None:
 
 
 @part_of_compiled
-def _correct(value: int, held: int, size: int, beta: np.float32) -> None:
-    """beta * (value - what the state holds for its key), in its place."""
-    for i in range(0, size, 64):
-        store(value + i, mul(sub(load(value + i), load(held + i)), broadcast(beta)))
-
-
-@part_of_compiled
 def carry_by_channel(frame: int, mixer: int, sequence: int, states: int, head: int, me: int) -> None:
     """A head through known tokens, one after another: the state is scaled, corrected and read."""
-    dim, size = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM)
-    start, rows, delta = (
-        read(sequence + at.SEQUENCE_FIRST), read(sequence + at.SEQUENCE_COUNT), read(mixer + at.MIX_DELTA) == 1,
-    )  # fmt: skip
-    whole = dim // 4 * size
-    source, state = read(states + at.MATRICES) + head * whole, read(states + at.NEXT_MATRICES) + head * whole
-    if source != state:
-        scale(source, state, whole, np.float32(1.0))
-    key = read(frame + at.MIX_SPARE) + me * read(frame + at.MIX_SPARE_SIZE)
+    dim, size, _, delta = shape_of_heads(mixer)
+    start, rows = read(sequence + at.SEQUENCE_FIRST), read(sequence + at.SEQUENCE_COUNT)
+    state, key = begun_state(states, head, dim // 4 * size), spare_of(frame, me)
     query, left, spare = key + dim, key + 2 * dim, key + 3 * dim
     value, held = key + 4 * dim, key + 4 * dim + size
     for row in range(start, start + rows):
@@ -141,9 +131,8 @@ def carry_by_channel(frame: int, mixer: int, sequence: int, states: int, head: i
         if delta:
             _decayed(key, left, dim, spare)
             read_state(state, spare, dim, size, held, np.float32(1.0))
-            _correct(value, held, size, beta)
-        out = read(frame + at.READ) + row * read(frame + at.READ_PITCH) + head * size
-        _write_and_read(state, key, query, value, left, dim, size, out)
+            correct(value, held, size, beta)
+        _write_and_read(state, key, query, value, left, dim, size, read_place(frame, row, head, size))
 
 
 @part_of_compiled
@@ -164,12 +153,9 @@ def _write_and_read(
 @part_of_compiled
 def read_nodes_by_channel(frame: int, mixer: int, sequence: int, states: int, head: int, me: int) -> None:
     """A head at scored nodes: each reads the committed state and its ancestors, and records what it would write."""
-    dim, size, heads = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM), read(mixer + at.MIX_HEADS)
-    start, done, delta = (
-        read(sequence + at.SEQUENCE_FIRST), read(sequence + at.SEQUENCE_DONE), read(mixer + at.MIX_DELTA) == 1,
-    )  # fmt: skip
-    state = read(states + at.MATRICES) + head * (dim // 4 * size)
-    query = read(frame + at.MIX_SPARE) + me * read(frame + at.MIX_SPARE_SIZE)
+    dim, size, heads, delta = shape_of_heads(mixer)
+    start, done = read(sequence + at.SEQUENCE_FIRST), read(sequence + at.SEQUENCE_DONE)
+    state, query = read(states + at.MATRICES) + head * (dim // 4 * size), spare_of(frame, me)
     left, spare, held = query + dim, query + 2 * dim, query + 3 * dim
     for node in range(done, done + read(sequence + at.SEQUENCE_COUNT)):
         row, place = start + node - done, node * heads + head
@@ -177,14 +163,14 @@ def read_nodes_by_channel(frame: int, mixer: int, sequence: int, states: int, he
         sums, before = read(states + at.NODE_SUMS) + place * dim, parent_of(sequence, node)
         beta = _prepare(frame, mixer, row, head, key, query, update, sums)
         _add_sums(states, before * heads + head if before >= 0 else -1, dim, sums, left)
-        out = read(frame + at.READ) + row * read(frame + at.READ_PITCH) + head * size
+        out = read_place(frame, row, head, size)
         _decayed(query, left, dim, spare)
         read_state(state, spare, dim, size, out, np.float32(1.0))
         if delta:
             _decayed(key, left, dim, spare)
             read_state(state, spare, dim, size, held, np.float32(1.0))
             _add_ancestors(sequence, states, before, head, heads, key, dim, size, sums, held)
-            _correct(update, held, size, beta)
+            correct(update, held, size, beta)
         _add_ancestors(sequence, states, node, head, heads, query, dim, size, sums, out)
 
 

@@ -90,6 +90,18 @@ def _keep_best_groups(scores: int, size: int, groups: int, best: int, two: bool)
 
 
 @part_of_compiled
+def _take_best(ranks: int, experts: int) -> tuple[int, np.float32]:
+    """The expert of the highest rank, and that rank, which becomes LOWEST."""
+    best, most = 0, LOWEST
+    for expert in range(experts):
+        value = read_float(ranks + 4 * expert)
+        if value > most:
+            best, most = expert, value
+    write_float(ranks + 4 * best, LOWEST)
+    return best, most
+
+
+@part_of_compiled
 def _choose(frame: int, scores: int, chosen: int, shares: int) -> np.float32:
     """The likeliest experts of one row and their shares, likeliest first; returns the sum of these."""
     experts, top_k, groups = read(frame + at.EXPERTS), read(frame + at.TOP_K), read(frame + at.GROUPS)
@@ -102,12 +114,7 @@ def _choose(frame: int, scores: int, chosen: int, shares: int) -> np.float32:
     if groups > 0:
         _keep_best_groups(scores, experts // groups, groups, read(frame + at.BEST_GROUPS), False)
     for rank in range(top_k):
-        best, most = 0, LOWEST
-        for expert in range(experts):
-            value = read_float(scores + 4 * expert)
-            if value > most:
-                best, most = expert, value
-        write_float(scores + 4 * best, LOWEST)
+        best, most = _take_best(scores, experts)
         write(chosen + 8 * rank, best)
         write_float(shares + 4 * rank, most / whole)
         taken += most / whole
@@ -129,12 +136,7 @@ def _choose_by_sigmoid(frame: int, preference: int, scores: int, chosen: int, sh
         _keep_best_groups(ranks, experts // groups, groups, read(frame + at.BEST_GROUPS), True)
     taken = np.float32(1e-20)
     for rank in range(top_k):
-        best, most = 0, LOWEST
-        for expert in range(experts):
-            value = read_float(ranks + 4 * expert)
-            if value > most:
-                best, most = expert, value
-        write_float(ranks + 4 * best, LOWEST)
+        best, _ = _take_best(ranks, experts)
         write(chosen + 8 * rank, best)
         write_float(shares + 4 * rank, read_float(scores + 4 * best))
         taken += read_float(scores + 4 * best)

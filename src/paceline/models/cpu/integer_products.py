@@ -55,6 +55,7 @@ from paceline.models.cpu.vectors import (
     Lanes,
     Nothing,
     Value,
+    absolute,
     add,
     broadcast,
     call_named,
@@ -68,13 +69,14 @@ from paceline.models.cpu.vectors import (
     load,
     load_at,
     lowered,
-    maximum,
     mul,
     read_float,
     splat,
     store,
     store_at,
+    store_bytes,
     total,
+    whole_within,
     widen,
     write_float,
 )  # fmt: skip
@@ -128,16 +130,9 @@ def pack_bytes(weight: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torch
 
 
 @lowered(Lanes, Lanes)
-def absolute(builder: Builder, lanes: Value) -> Value:
-    """Absolute values."""
-    return call_named(builder, "llvm.fabs.v16f32", F32V, lanes)
-
-
-@lowered(Lanes, Lanes)
 def rounded(builder: Builder, lanes: Value) -> Value:
     """The nearest whole numbers, none beyond TOP; NaN becomes one too."""
-    bounded = call_named(builder, "llvm.minnum.v16f32", F32V, maximum(builder, lanes, floats(-TOP)), floats(TOP))
-    return call_named(builder, "llvm.rint.v16f32", F32V, bounded)
+    return whole_within(builder, lanes, TOP)
 
 
 @lowered(Lanes, Lanes)
@@ -145,11 +140,6 @@ def _high(builder: Builder, whole: Value) -> Value:
     """The whole number h that leaves whole - 256 h in -128 .. 127."""
     moved = fused(builder, whole, floats(1 / 256), floats(0.5))
     return call_named(builder, "llvm.floor.v16f32", F32V, moved)
-
-
-@lowered(Nothing, Int, Lanes)
-def store_bytes(builder: Builder, address: Value, whole: Value) -> None:
-    store_at(builder, address, builder.trunc(builder.fptosi(whole, I32V), ir.VectorType(I8, LANES)))
 
 
 @lowered(Nothing, Int, Int)

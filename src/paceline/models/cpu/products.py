@@ -18,7 +18,7 @@ import torch
 from llvmlite import ir
 
 from paceline.models.cpu.compilation import machine_code, source_number
-from paceline.models.cpu.integer_products import HEADER, TOP, absolute, pack_bytes, rounded, store_bytes
+from paceline.models.cpu.integer_products import HEADER, TOP, pack_bytes, rounded
 from paceline.models.cpu.matrix import multiply
 from paceline.models.cpu.matrix_unit import release
 from paceline.models.cpu.pages import Pages, address
@@ -37,6 +37,7 @@ from paceline.models.cpu.vectors import (
     Lanes,
     Nothing,
     Value,
+    absolute,
     add,
     broadcast,
     call_int,
@@ -53,6 +54,7 @@ from paceline.models.cpu.vectors import (
     splat,
     store,
     store_at,
+    store_bytes,
     store_half,
     total,
     write_float,

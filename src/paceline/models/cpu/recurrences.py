@@ -137,6 +137,42 @@ def scale(source: int, target: int, size: int, factor: np.float32) -> None:
 
 
 @part_of_compiled
+def shape_of_heads(mixer: int) -> tuple[int, int, int, bool]:
+    """Bytes of a head's keys and of its values, the number of heads, and whether they have the delta rule."""
+    dim, size = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM)
+    return dim, size, read(mixer + at.MIX_HEADS), read(mixer + at.MIX_DELTA) == 1
+
+
+@part_of_compiled
+def spare_of(frame: int, me: int) -> int:
+    """Address of this thread's own numbers."""
+    return read(frame + at.MIX_SPARE) + me * read(frame + at.MIX_SPARE_SIZE)
+
+
+@part_of_compiled
+def read_place(frame: int, row: int, head: int, size: int) -> int:
+    """Address of what a row reads of a head."""
+    return read(frame + at.READ) + row * read(frame + at.READ_PITCH) + head * size
+
+
+@part_of_compiled
+def begun_state(states: int, head: int, whole: int) -> int:
+    """Address of the next state of a head, `whole` bytes, which begins as the committed one."""
+    source, state = read(states + at.MATRICES) + head * whole, read(states + at.NEXT_MATRICES) + head * whole
+    if source != state:
+        for i in range(0, whole, 64):
+            store(state + i, load(source + i))
+    return state
+
+
+@part_of_compiled
+def correct(value: int, held: int, size: int, beta: np.float32) -> None:
+    """beta * (value - what the state holds for its key), in its place."""
+    for i in range(0, size, 64):
+        store(value + i, mul(sub(load(value + i), load(held + i)), broadcast(beta)))
+
+
+@part_of_compiled
 def prepare_delta(
     x: int, group: int, groups: int, head: int, dim: int, size: int, key: int, query: int, value: int
 ) -> None:  # fmt: skip
@@ -164,17 +200,13 @@ def _prepare(frame: int, mixer: int, row: int, head: int, key: int, query: int, 
     A row of what was convolved is queries, keys and values of the delta rule; of Mamba-2 values, keys and queries.
     """
     x = read(frame + at.CONVOLVED) + row * read(frame + at.CONVOLVED_PITCH)
-    gates, heads = read(frame + at.GATES) + row * read(frame + at.GATES_PITCH), read(mixer + at.MIX_HEADS)
-    dim, size, groups = (
-        4 * read(mixer + at.MIX_KEY_DIM),
-        4 * read(mixer + at.MIX_VALUE_DIM),
-        read(mixer + at.MIX_GROUPS),
-    )
+    gates, groups = read(frame + at.GATES) + row * read(frame + at.GATES_PITCH), read(mixer + at.MIX_GROUPS)
+    dim, size, heads, delta = shape_of_heads(mixer)
     group = head % groups if read(mixer + at.MIX_IN_TURN) == 1 else head // (heads // groups)
     rate, bias = (
         read_float(read(mixer + at.MIX_RATE) + 4 * head), read_float(read(mixer + at.MIX_STEP_BIAS) + 4 * head),
     )  # fmt: skip
-    if read(mixer + at.MIX_DELTA) == 1:
+    if delta:
         prepare_delta(x, group, groups, head, dim, size, key, query, value)
         beta = sigmoid_of(read_float(gates + 4 * head))
         return rate * _softplus(read_float(gates + 4 * (heads + head)) + bias), beta
@@ -200,26 +232,17 @@ def read_state(state: int, rows: int, dim: int, size: int, target: int, factor: 
 @part_of_compiled
 def carry(frame: int, mixer: int, sequence: int, states: int, head: int, me: int) -> None:
     """A head through known tokens, one after another: the state is scaled, corrected and read."""
-    dim, size = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM)
-    start, rows, delta = (
-        read(sequence + at.SEQUENCE_FIRST), read(sequence + at.SEQUENCE_COUNT), read(mixer + at.MIX_DELTA) == 1,
-    )  # fmt: skip
-    whole = dim // 4 * size
-    source, state = read(states + at.MATRICES) + head * whole, read(states + at.NEXT_MATRICES) + head * whole
-    if source != state:
-        for i in range(0, whole, 64):
-            store(state + i, load(source + i))
-    spare = read(frame + at.MIX_SPARE) + me * read(frame + at.MIX_SPARE_SIZE)
+    dim, size, _, delta = shape_of_heads(mixer)
+    start, rows = read(sequence + at.SEQUENCE_FIRST), read(sequence + at.SEQUENCE_COUNT)
+    state, spare = begun_state(states, head, dim // 4 * size), spare_of(frame, me)
     key, query, value, held = spare, spare + dim, spare + 2 * dim, spare + 2 * dim + size
     for row in range(start, start + rows):
         decay, beta = _prepare(frame, mixer, row, head, key, query, value)
         left = exp_of(decay)
         if delta:
             read_state(state, key, dim, size, held, left)
-            for i in range(0, size, 64):
-                store(value + i, mul(sub(load(value + i), load(held + i)), broadcast(beta)))
-        out = read(frame + at.READ) + row * read(frame + at.READ_PITCH) + head * size
-        _write_and_read(state, key, query, value, dim, size, left, out)
+            correct(value, held, size, beta)
+        _write_and_read(state, key, query, value, dim, size, left, read_place(frame, row, head, size))
 
 
 @part_of_compiled
@@ -241,30 +264,25 @@ def _write_and_read(
 @part_of_compiled
 def read_nodes(frame: int, mixer: int, sequence: int, states: int, head: int, me: int) -> None:
     """A head at scored nodes: each reads the committed state and its ancestors, and records what it would write."""
-    dim, size, heads = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM), read(mixer + at.MIX_HEADS)
-    start, done, delta = (
-        read(sequence + at.SEQUENCE_FIRST), read(sequence + at.SEQUENCE_DONE), read(mixer + at.MIX_DELTA) == 1,
-    )  # fmt: skip
-    state = read(states + at.MATRICES) + head * (dim // 4 * size)
-    query = read(frame + at.MIX_SPARE) + me * read(frame + at.MIX_SPARE_SIZE)
+    dim, size, heads, delta = shape_of_heads(mixer)
+    start, done = read(sequence + at.SEQUENCE_FIRST), read(sequence + at.SEQUENCE_DONE)
+    state, query = read(states + at.MATRICES) + head * (dim // 4 * size), spare_of(frame, me)
     held = query + dim
     for node in range(done, done + read(sequence + at.SEQUENCE_COUNT)):
         row = start + node - done
         key = read(states + at.NODE_KEYS) + (node * heads + head) * dim
         update = read(states + at.NODE_UPDATES) + (node * heads + head) * size
         decay, beta = _prepare(frame, mixer, row, head, key, query, update)
-        before = -1 if node == 0 else parent_of(sequence, node)
-        sums = read(states + at.NODE_SUMS)
+        sums, before = read(states + at.NODE_SUMS), parent_of(sequence, node)
         decay += np.float32(0.0) if before < 0 else read_float(sums + 4 * (before * heads + head))
         write_float(sums + 4 * (node * heads + head), decay)
         left = exp_of(decay)
-        out = read(frame + at.READ) + row * read(frame + at.READ_PITCH) + head * size
+        out = read_place(frame, row, head, size)
         read_state(state, query, dim, size, out, left)
         if delta:
             read_state(state, key, dim, size, held, left)
             _add_ancestors(sequence, states, before, head, heads, key, dim, size, decay, held)
-            for i in range(0, size, 64):
-                store(update + i, mul(sub(load(update + i), load(held + i)), broadcast(beta)))
+            correct(update, held, size, beta)
         _add_ancestors(sequence, states, node, head, heads, query, dim, size, decay, out)
 
 
@@ -281,17 +299,17 @@ def _add_ancestors(
         written = read(states + at.NODE_UPDATES) + place * size
         for i in range(0, size, 64):
             store(target + i, fma(broadcast(weight), load(written + i), load(target + i)))
-        node = -1 if node == 0 else parent_of(sequence, node)
+        node = parent_of(sequence, node)
 
 
 @part_of_compiled
 def settle_head(frame: int, state: int, head: int, me: int) -> None:
     """What a path of scored nodes leaves of a head's state, sixteen nodes at a time; to its own place, or another."""
     mixer, path, count = read(state + at.SETTLED_MIXER), read(frame + at.PATH), read(frame + at.PATH_COUNT)
-    dim, size, heads = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM), read(mixer + at.MIX_HEADS)
+    dim, size, heads, _ = shape_of_heads(mixer)
     whole, by_channel = dim // 4 * size, read(mixer + at.MIX_BY_CHANNEL) == 1
     source, target = read(state + at.SETTLED_FROM) + head * whole, read(state + at.SETTLED_TO) + head * whole
-    left = read(frame + at.MIX_SPARE) + me * read(frame + at.MIX_SPARE_SIZE)
+    left = spare_of(frame, me)
     keys, last = left + dim, read(path + 8 * (count - 1)) * heads + head
     for i in range(0, dim, 64):
         store(left + i, exponential(_summed(state, last, i, dim, by_channel)))
@@ -323,7 +341,7 @@ def _settle_row(
 ) -> None:  # fmt: skip
     """One key dimension: what is left of it, and what each node has written there; decayed keys stand behind `left`."""
     mixer, updates = read(state + at.SETTLED_MIXER), read(state + at.SETTLED_UPDATES)
-    dim, size = 4 * read(mixer + at.MIX_KEY_DIM), 4 * read(mixer + at.MIX_VALUE_DIM)
+    dim, size, _, _ = shape_of_heads(mixer)
     share, keys = broadcast(read_float(left + 4 * row)), left + dim + 4 * row
     for i in range(0, size, 64):
         value = mul(load(source + row * size + i), share)

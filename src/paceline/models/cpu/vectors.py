@@ -161,6 +161,12 @@ def maximum(builder: Builder, a: Value, b: Value) -> Value:
     return call_named(builder, "llvm.maxnum.v16f32", F32V, a, b)
 
 
+def whole_within(builder: Builder, lanes: Value, top: float) -> Value:
+    """Emit the nearest whole numbers, none beyond `top`; NaN becomes one too."""
+    bounded = call_named(builder, "llvm.minnum.v16f32", F32V, maximum(builder, lanes, floats(-top)), floats(top))
+    return call_named(builder, "llvm.rint.v16f32", F32V, bounded)
+
+
 def integers(value: int) -> Value:
     """All lanes of one int32 constant."""
     return ir.Constant(I32V, [value] * LANES)
@@ -226,6 +232,12 @@ def larger(builder: Builder, a: Value, b: Value) -> Value:
     return maximum(builder, a, b)
 
 
+@lowered(Lanes, Lanes)
+def absolute(builder: Builder, lanes: Value) -> Value:
+    """Absolute values."""
+    return call_named(builder, "llvm.fabs.v16f32", F32V, lanes)
+
+
 @lowered(Lanes, Lanes, Lanes)
 def smaller(builder: Builder, a: Value, b: Value) -> Value:
     """The smaller of each pair of lanes."""
@@ -254,6 +266,12 @@ def load(builder: Builder, address: Value) -> Value:
 def store(builder: Builder, address: Value, lanes: Value) -> None:
     """Sixteen float32 to an address."""
     store_at(builder, address, lanes)
+
+
+@lowered(Nothing, Int, Lanes)
+def store_bytes(builder: Builder, address: Value, whole: Value) -> None:
+    """Write whole numbers as signed bytes."""
+    store_at(builder, address, builder.trunc(builder.fptosi(whole, I32V), ir.VectorType(I8, LANES)))
 
 
 @lowered(Lanes, Int)

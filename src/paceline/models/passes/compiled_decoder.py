@@ -36,7 +36,8 @@ from paceline.models.layers.positions import relative_biases
 from paceline.models.layers.rope import Rotary, Rotation
 from paceline.models.passes.mixer_tables import MixerTables
 from paceline.models.passes.packed_weights import PackedWeights
-from paceline.models.passes.packing import ROWS, Packing, PassWorkspace, RecordTable, Weights, constants
+from paceline.models.passes.packing import ROWS, Packing, RecordTable, Weights, constants
+from paceline.models.passes.workspace import PassWorkspace
 from paceline.models.spec import ModelSpec, attention_shape
 from paceline.models.state.arena import Arena
 from paceline.models.state.recurrent import LayerState
@@ -49,6 +50,11 @@ def best_kind(dtype: torch.dtype) -> int:
     if dtype is torch.float32:
         return FULL
     return DOT if has_matrix_unit() or has_fast_bfloat() else HALF
+
+
+def _beside_bytes(kind: int) -> int:
+    """The kind in place of another where matrices are quantised: bytes are made of float32 activations."""
+    return HALF if kind == DOT else kind
 
 
 Lengths = Sequence[tuple[int, int]]
@@ -124,13 +130,11 @@ class CompiledDecoder:
         activation_bits: int = 8,
     ) -> None:
         self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
-        self.embedding: torch.Tensor | BlockRows = (blocks or {}).get("embed.weight") or weights[
-            "embed.weight"
-        ].contiguous()
+        rows = (blocks or {}).get("embed.weight")
+        self.embedding: torch.Tensor | BlockRows = rows or weights["embed.weight"].contiguous()
         self.dtype, self._quantized = arena.kv.dtype, bool(blocks) or is_quantized(weights)
-        self._kind = best_kind(self.dtype) if kind is None else kind
-        if self._quantized and self._kind == DOT:
-            self._kind = HALF  # bytes are made of float32 activations
+        kind = best_kind(self.dtype) if kind is None else kind
+        self._kind = _beside_bytes(kind) if self._quantized else kind
         packed = packed or PackedWeights()
         self._packing = Packing(
             spec, self.shape, weights, kind=self._kind, blocks=blocks or {}, packed=packed,
@@ -148,17 +152,13 @@ class CompiledDecoder:
         self._made = torch.empty(0)  # embeddings that the pass reads
         self._no_states = torch.empty(0, spec.hidden_size, dtype=self.dtype)
         self._planned: LayerPlan | None = None
-        self._rows = np.zeros(
-            (5, ROWS), np.int64
-        )  # addresses of inputs, slots, places in the rope tables, rows of the head, slots in layers that give back
+        # Addresses of inputs, slots, places in the rope tables, rows of the head, slots in layers that give back.
+        self._rows = np.zeros((5, ROWS), np.int64)
         self._best = np.zeros(ROWS, np.int64)
         self._in_strips = IN_STRIPS and self.dtype is torch.bfloat16 and _attends(spec)
         if blocks and not packed.found:
             packer()  # which may have to be compiled first
-        with parts_of(spec.num_layers + 1, "packing the weights") as done:
-            self.frame.put(constants(spec, self.dtype, self._kind) | self._packing.ends())
-            done(1)
-            self._pack_layers(spec, done)
+        self._pack()
         packed.store()
         weights.pop("embed.weight", None)
         self._states = MixerTables(spec, self.layers, self.frame) if spec.states else None
@@ -176,6 +176,13 @@ class CompiledDecoder:
             self.frame.put({at.LATENT: compiled_latent().address})
         if self.team is not None:
             self.frame.put({at.THREAD: self.team.thread, at.TEAM: self.team.size, at.BARRIER: self.team.barrier})
+
+    def _pack(self) -> None:
+        """Pack the weights, and fill the records that point at them."""
+        with parts_of(self.spec.num_layers + 1, "packing the weights") as done:
+            self.frame.put(constants(self.spec, self.dtype, self._kind) | self._packing.ends())
+            done(1)
+            self._pack_layers(self.spec, done)
 
     def _pack_layers(self, spec: ModelSpec, done: Callable[[int], None]) -> None:
         start, size, rows = address(self.seen), self.seen[0].nbytes, address(self._rows)

@@ -1,6 +1,4 @@
-"""What compiled passes read: a model's weights, packed once into the tables of models.cpu.offsets, and the memory that
-they work in.
-"""
+"""What compiled passes read: a model's weights, packed once into the tables of models.cpu.offsets."""
 
 from __future__ import annotations
 
@@ -13,21 +11,16 @@ import torch
 from paceline.checkpoints import GROUP, BlockRows, Blocks, stacked
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import BY_HEAD, ROTATED, WHOLE
-from paceline.models.cpu.attention_strips import BLOCK, CHUNK, ITEM, QUERIES
-from paceline.models.cpu.attention_tiles import MAX_QUERIES
 from paceline.models.cpu.block_packing import in_strips, pack_strips, strip_table
-from paceline.models.cpu.block_products import row_pitch
 from paceline.models.cpu.experts import routing
-from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.latent import projection
-from paceline.models.cpu.matrix import OWN_ROWS, pack
+from paceline.models.cpu.matrix import pack
 from paceline.models.cpu.pages import address
 from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, RELU, RELU2, SILU
-from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, FINE_BLOCKS, FULL, HALF, NIBBLES, STRIP
-from paceline.models.cpu.vectors import LANES
+from paceline.models.cpu.tiles import BLOCKS, BYTES, FINE_BLOCKS, FULL, HALF, NIBBLES, STRIP
 from paceline.models.layers.decoder import head_order
 from paceline.models.mixer_spec import MambaSpec, MixerSpec
-from paceline.models.passes.mixer_constants import mixer_constants, mixer_widths, row_of_head
+from paceline.models.passes.mixer_constants import mixer_constants
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.spec import AttentionShape, LatentSpec, LayerSpec, ModelSpec, MoeSpec
 from paceline.models.state.window_slots import Ints
@@ -417,65 +410,3 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int |
         at.ATTENTION_CAP: float(spec.attention_softcap or 0.0), at.LOGIT_CAP: float(spec.logit_softcap or 0.0),
         at.QK_NORM: WHOLE if spec.qk_norm == "full" else ROTATED if spec.qk_norm_rotated else BY_HEAD,
     } | projection(spec) | ({} if spec.moe is None else routing(spec.moe))  # fmt: skip
-
-
-class PassWorkspace:
-    """Memory for the activations of a pass, in one piece; `threads` copies of what each thread has for itself."""
-
-    def __init__(self, spec: ModelSpec, kind: int, threads: int, *, quantized: bool) -> None:
-        item, inner, self.threads = ACTIVATION[kind], max(spec.inner_sizes), threads
-        heads, latent = spec.num_heads * spec.head_dim, spec.latent
-        qkv = heads * (2 if spec.attention_gate else 1) + 2 * spec.num_kv_heads * spec.head_dim
-        widest = max(spec.hidden_size, 0 if latent is None else latent.query_rank or 0)
-        widths = {
-            at.X: 4 * widest, at.NORMED: item * widest, at.MIXED: item * heads,
-            at.QKV: 4 * max(qkv, spec.hidden_size), at.INNER: item * inner,
-        } | mixer_widths(spec)  # fmt: skip
-        if latent is not None:
-            projected, queries = projection(spec), spec.num_heads * (latent.rope + latent.nope)
-            scratch = max(4 * projected[at.PROJECTED_SIZE], projected[at.LATENT_QUERIES] + 4 * queries)
-            widths[at.PROJECTED] = int(max(scratch, item * spec.attended_size))
-            widths[at.NORMED] = item * max(widest, latent.nope)
-        # An odd number of lines: rows of one column spread over the sets of the first-level cache.
-        pitches = {field: (-(-width // 256) * 4 + 1) * 64 for field, width in widths.items()}
-        if quantized:
-            longest = max(widest, spec.attended_size, inner, widths.get(at.READ, 0) // 4)
-            pitches[at.NORMED] = 2 * max(half_pitch(longest), row_pitch(longest))
-        spare = (ROWS if spec.moe or latent else OWN_ROWS) * pitches[at.NORMED]
-        member_bytes = spare + pitches[at.X] + (spare if spec.moe else 0)
-        sums = ROWS * 4 * STRIP * (1 + quantized)
-        query = max(
-            MAX_QUERIES * (4 * spec.head_dim + 128 + 64),
-            QUERIES * (ITEM * spec.head_dim + 4 * STRIP + 64) + 8 * BLOCK + 2 * CHUNK * max(STRIP, spec.head_dim),
-        )
-        sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
-        room = row_of_head(spec)
-        sizes |= {
-            at.MIX_SPARE: threads * room,
-            at.OWN_NORMED: threads * member_bytes,
-            at.SUMS: threads * sums,
-            at.QUERY: threads * query,
-        }
-        if spec.moe is not None:
-            experts = -(-(spec.moe.experts + spec.moe.shared_gate) // STRIP) * STRIP
-            chosen = ROWS * (spec.moe.top_k + (1 if spec.moe.shared else 0))
-            scores = 4 * (1 + spec.moe.sigmoid) * (experts + LANES)
-            choice = -(-(8 * (experts + 2) + 32 * chosen + scores) // 64) * 64
-            sizes |= {at.INNER: chosen * pitches[at.INNER], at.ROUTE: ROWS * 4 * experts, at.CHOICE: threads * choice}
-        self._memory = torch.zeros(sum(sizes.values()) + 64, dtype=torch.uint8)
-        self.fields: dict[int, int] = {}
-        start = -(-self._memory.data_ptr() // 64) * 64
-        for field, size in sizes.items():
-            self.fields[field] = start
-            start += size
-        for field, pitch, own_field in (
-            (at.PROJECTED, at.PROJECTED_PITCH, at.QKV), (at.ATTENDED, at.ATTENDED_PITCH, at.MIXED),
-        ):  # fmt: skip
-            buffer = own_field if latent is None else at.PROJECTED
-            self.fields |= {field: self.fields[buffer], pitch: pitches[buffer]}
-        pitch_of = {at.X: at.X_PITCH, at.NORMED: at.NORMED_PITCH, at.QKV: at.QKV_PITCH, at.MIXED: at.MIXED_PITCH}
-        pitch_of |= {at.INNER: at.INNER_PITCH} | {field: field + at.FIELD for field in mixer_widths(spec)}
-        self.fields |= {other: pitches[field] for field, other in pitch_of.items()} | {at.MIX_SPARE_SIZE: room}
-        if spec.moe is not None:
-            self.fields |= {at.ROUTE_PITCH: 4 * experts, at.CHOICE_SIZE: choice}
-        self.fields |= {at.OWN_SIZE: member_bytes, at.SPARE: spare, at.SUMS_SIZE: sums, at.QUERY_SIZE: query}

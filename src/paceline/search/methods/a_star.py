@@ -101,7 +101,7 @@ class AStar(Search):
         self.reward, self.branching, self.delimiter = named("reward", reward), branching, delimiter
         self.longest, self.heuristic, self.cost = step_tokens, heuristic, cost
         self.weight, self.wanted, self.mean = path_weight, finished, path == "mean"
-        self.rewarded, self.branches = 0, branching
+        self.branches = branching
         self._queue: list[tuple[float, int, int, _QueuedAnswer]] = []
         self._totals: dict[Branch, float] = {}
         self._order, self._streams = count(), count(1)
@@ -168,7 +168,6 @@ class AStar(Search):
 
     def _judged(self, node: _QueuedAnswer, texts: dict[tuple[int, ...], tuple[Branch, int]]) -> list[_QueuedAnswer]:
         judged = rewards(self.reward, [branch.written() for branch, _ in texts.values()])
-        self.rewarded += len(judged)
         nodes = []
         for (branch, stream), reward in zip(texts.values(), judged, strict=True):
             ahead = 1 - reward if self.heuristic == "shortfall" else -log(max(reward, LEAST))

@@ -6,7 +6,7 @@ is says how it judges:
 - a causal language model: by the mean log-probability of a text behind its prompt;
 - one for sequence classification (a reward model, a cross-encoder): by its one output, or with "label" by the
   log-probability of that label, of prompt and text as a pair;
-- with "one_pass" such a checkpoint of BERT's family: all texts of a prompt in one pass (`search.uni_encoder`).
+- with "one_pass" such a checkpoint of BERT's family: all texts of a prompt in one pass (`search.scoring.uni_encoder`).
 
 Weights come from safetensors files, and code that lies in a folder is never run.
 """
