@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import torch
 
 from paceline.utils import progress
 
+sys.dont_write_bytecode = False  # else this process rewrites the assertions of all tests at every run
 torch.set_num_threads(1)
 progress.PATIENCE = 3600.0  # else a busy machine adds lines to what tests look at
 gc.disable()  # until all tests are collected, since what is imported stays
@@ -49,7 +51,7 @@ def _garbage() -> None:
 
 FIRST = (
     "contract/test_exactness", "contract/test_pairwise", "drafters/test_contract", "verifiers/", "tree/",
-    "training/test_train", "test_bad_input", "engine/test_steering",
+    "training/", "test_bad_input", "engine/test_steering",
 )  # fmt: skip
 """The two longest files; the first needs no compiled kernels, the second compiles them, the next need none. Then other
 long ones, so that no process is left with one in the end.

@@ -6,7 +6,6 @@ import json
 import os
 import select
 import shutil
-import signal
 import sys
 import time
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from command import Command
 from command import Terminal as TextTerminal
+from forked import Forked
 from tiny_checkpoint import edit_json
 
 from paceline.utils import read_prompts
@@ -79,7 +79,7 @@ def test_a_message_that_does_not_fit_alone_takes_no_earlier_one_with_it(tmp_path
     talk.type(f"/save {file}\r", until="messages in")
     assert (tmp_path / "history" / "chat").exists(), "before the end"
     talk.type("/exit\r", until="/exit")
-    assert os.waitpid(talk.process, 0)[1] == 0
+    assert talk.process.wait() == 0
     assert json.loads(file.read_text())["messages"][0]["content"] == "What is two plus two?"
 
 
@@ -169,14 +169,11 @@ class Terminal:
     """A chat at a pseudo-terminal."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        import pty
-
-        self.process, self.end = pty.fork()
-        if not self.process:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a suite in the background ignores it
-            os.environ |= {"TERM": "xterm", "PACELINE_CACHE_DIR": str(folder)}
-            os.execv(sys.executable, [sys.executable, "-m", "paceline", "chat", *flags])
-        self.seen = ""
+        self.end, theirs = os.openpty()
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+        environment = {**os.environ, "TERM": "xterm", "PACELINE_CACHE_DIR": str(folder)}
+        self.process = Forked(["chat", *flags], env=environment, **streams)
+        os.close(theirs)
 
     def type(self, text: str | bytes, until: str, seconds: float = 120) -> str:
         """Type something and read until a text comes."""
@@ -218,7 +215,7 @@ def test_at_a_terminal(tmp_path: Path) -> None:
     talk.type("\x1b[200~/system two\nlines\x1b[201~\r", until="replaced")
     talk.type(f"/save {file}\r", until="3 messages in")
     talk.type("/exit\r", until="/exit")
-    assert os.waitpid(talk.process, 0)[1] == 0
+    assert talk.process.wait() == 0
     system, question, answer = json.loads(file.read_text())["messages"]
     assert system["content"] == "two\nlines"
     assert question["content"] == "Count to a thousand."

@@ -186,7 +186,7 @@ def test_several_texts_that_are_interrupted(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",), ("--n", 2, "--temperature", 1)])
 def test_max_tokens_that_the_context_does_not_hold(run: Command, arguments: tuple[object, ...]) -> None:
-    few = ("--max-model-len", 16, *FAST, *arguments)
+    few = ("--max-model-len", 16, "--speculative-config", "null", *FAST, *arguments)
     size = len(LLM(speculative_config=None, threads=1).tokenizer.encode(PROMPT))
     found = run("generate", PROMPT, "--max-tokens", 50, *few)
     assert (found.code, found.err) == (

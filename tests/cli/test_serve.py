@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 from command import Command
+from forked import Forked
 
 WRONG: dict[str, tuple[list[str], str]] = {
     "port": (["--port", "70000"], "port"),
@@ -36,10 +35,8 @@ def test_what_is_wrong_is_said_in_one_line(run: Command, case: str) -> None:
 
 
 def test_it_serves_and_drains_at_a_signal(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "paceline", "serve", "--port", "0", "--api-key", "k", "--dtype", "float32"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)
-    ) as server:
+    command = ["serve", "--port", "0", "--api-key", "k", "--dtype", "float32"]
+    with Forked(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         lines = []
         for line in server.stdout:

@@ -18,9 +18,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import Command
+from forked import Forked
 
 import paceline
 from paceline.cli.interrupts import AtOnce
@@ -66,11 +68,11 @@ ARGUMENTS = (
 )
 
 
-def command(tmp_path: Path) -> list[str]:
-    return [sys.executable, "-c", SLOW, str(tmp_path / "started"), *ARGUMENTS]
+def started(tmp_path: Path, **streams: Any) -> Forked:
+    return Forked([tmp_path / "started", *ARGUMENTS], program=SLOW, **streams)
 
 
-def wait_for_text(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def wait_for_text(process: Forked, tmp_path: Path) -> None:
     while not (tmp_path / "started").exists():
         assert process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
@@ -78,7 +80,7 @@ def wait_for_text(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
 
 
 def test_ctrl_c_in_a_pipe_keeps_the_text_so_far(tmp_path: Path) -> None:
-    process = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = started(tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for_text(process, tmp_path)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -113,7 +115,7 @@ def test_ctrl_c_keeps_the_text_so_far_as_json(run: Command, monkeypatch: pytest.
 
 def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(command(tmp_path), stdin=theirs, stdout=theirs, stderr=theirs)
+    process = started(tmp_path, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     wait_for_text(process, tmp_path)
     process.send_signal(signal.SIGINT)
@@ -129,7 +131,7 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
 
 
 def test_a_pipe_whose_reader_leaves(tmp_path: Path) -> None:
-    process = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = started(tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdout.read(1)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import struct
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from datastores import Numbers, write
+from forked import Forked
 from safetensors.numpy import load_file
 
 from paceline.drafters.retrieval import Datastore, DatastoreWriter, Sources, build_datastore
@@ -192,8 +191,7 @@ with DatastoreWriter(Path(sys.argv[1]), Numbers()) as writer:
 def test_what_a_killed_build_left_is_cleared_by_the_next_one(tmp_path: Path) -> None:
     """But not what another build writes now, nor what is no part of this datastore."""
     path = tmp_path / "a[1].datastore"
-    command = [sys.executable, "-c", KILLED, str(path), str(Path(__file__).parent.parent)]
-    assert subprocess.run(command, check=False).returncode == 9
+    assert Forked([path, Path(__file__).parent.parent], program=KILLED).wait() == 9
     (left,) = tmp_path.iterdir()
     other = tmp_path / "b.datastore.01234567.part"
     other.touch()

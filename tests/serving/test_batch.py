@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from command import Command
+from forked import Forked
 from serving.conftest import Live, serve
 
 from paceline import LLM, AsyncLLM
@@ -212,7 +212,7 @@ def test_a_run_that_is_killed_goes_on(run: Command, tmp_path: Path) -> None:
     lines = [line(number, max_tokens=24, ignore_eos=True) for number in range(12)]
     source, out = write(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
     more = ("batch", "run", source, "-o", out, *OWN, "--concurrency", "2")
-    process = subprocess.Popen([sys.executable, "-c", SLOW, *map(str, more)], stderr=subprocess.PIPE)
+    process = Forked(more, program=SLOW, stderr=subprocess.PIPE)
     while not out.exists() or out.read_bytes().count(b"\n") < 3:
         assert process.poll() is None
         time.sleep(0.005)

@@ -7,8 +7,6 @@ import asyncio
 import io
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from command import Command
+from forked import Forked
 from serving.conftest import Live, comes, serve, slowed
 
 from paceline import LLM, AsyncLLM
@@ -258,15 +257,14 @@ def test_a_batch_goes_on_after_a_stop(openai: Any, llm: LLM, tmp_path: Path) -> 
 
 
 @contextmanager
-def process(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def process(folder: Path) -> Iterator[tuple[Forked, str]]:
     """A server of its own, once it is ready."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     flags = ("--port", port, "--batch-folder", str(folder), "-s", "null", "--dtype", "float32")
-    command = [sys.executable, "-m", "paceline", "serve", *flags]
     with (folder.parent / "log").open("ab") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
+        server = Forked(["serve", *flags], stdout=log, stderr=log)
     try:
         url = f"http://127.0.0.1:{port}"
         assert comes(lambda: server.poll() is not None or _ready(url))

@@ -9,19 +9,18 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from command import Command
+from forked import Forked
 from prometheus_client.parser import text_string_to_metric_families
 from serving.conftest import Live, comes, serve, slowed
 
@@ -276,7 +275,7 @@ def test_hanging_up_stops_a_server_unless_it_is_ignored(llm: LLM) -> None:
 
 
 @contextmanager
-def ended(process: subprocess.Popen[str]) -> Iterator[None]:
+def ended(process: Forked) -> Iterator[None]:
     """Behind the block, whatever happens in it."""
     try:
         yield
@@ -288,12 +287,7 @@ def ended(process: subprocess.Popen[str]) -> Iterator[None]:
 def test_the_first_signal_drains_the_second_cuts_and_all_lines_are_json(tmp_path: Path) -> None:
     flags = ["serve", "--port", "0", "--api-key", "k", "--dtype", "float32", "--host", "0.0.0.0"]
     log = (tmp_path / "log").open("w+")
-    command = [sys.executable, "-m", "paceline", *flags]
-    heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=heard) as server,  # noqa: PLW1509
-        ended(server),
-    ):
+    with Forked(flags, stdout=subprocess.PIPE, stderr=log, text=True) as server, ended(server):
         assert server.stdout is not None
         line = server.stdout.readline()
         port = re.search(r"http://0\.0\.0\.0:(\d+)/v1", line)

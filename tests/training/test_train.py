@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import Forked
 from safetensors.torch import load_file
 
 from paceline import LLM, SamplingParams, registry
@@ -158,7 +158,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(
     for folder in (killed, other):  # which need not ask again
         (folder / "run").mkdir(parents=True)
         copyfile(calm / "run" / "answers.jsonl", folder / "run" / "answers.jsonl")
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(prompts), str(killed), "0"])
+    process = Forked([prompts, killed, 0], program=SCRIPT)
     curve = killed / "run" / "curve.json"
     end = time.monotonic() + 120
     while not (curve.exists() and len(json.loads(curve.read_text())["judged"]) >= 3):

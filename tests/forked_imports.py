@@ -1,0 +1,11 @@
+"""What processes of `forked` have when they begin: all that a command or a server imports, and the compiled kernels."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from paceline.models.cpu.forward import compiled
+
+for name in ("cli.chat", "cli.generate", "cli.serve", "llm", "serving.app", "assembly.build", "drafters.suffix.nodes"):
+    import_module(f"paceline.{name}")
+compiled()
