@@ -290,7 +290,9 @@ def slow(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_conversation_that_is_slow_to_render_is_given_up(
     slow: Live, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
-    """Meanwhile others are answered: between the begin and the end of the very same rendering."""
+    """Meanwhile others are answered: between the begin and the end of the very same rendering. On a busy machine their
+    client may be too slow to ask meanwhile: then there are further rounds.
+    """
     name = "paceline.serving.workers.Workers.ask"
     found: list[dict[str, Any]] = []
     begun, ended, render = [0], [0], resolve_name(name)
@@ -302,27 +304,33 @@ def test_a_conversation_that_is_slow_to_render_is_given_up(
         finally:
             ended[0] += 1
 
-    monkeypatch.setattr("paceline.serving.jobs.RENDER_SECONDS", 0.7)
-    monkeypatch.setattr(name, noted)
-
     def ask() -> None:
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
         found.append(slow.error(CHAT, **body))
         found.append(slow.error("/tokenize", messages=body["messages"]))
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    beside = set()
-    while thread.is_alive():
-        before = begun[0]
-        assert slow.http.get("/health").status_code == 200
-        if before > ended[0]:
-            beside.add(before)
-        time.sleep(0.02)
-    assert beside == {1, 2}
+    def answered_beside() -> set[int]:
+        """During which of the two renderings another request was answered."""
+        before, beside = begun[0], set()
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while thread.is_alive():
+            now = begun[0]
+            assert slow.http.get("/health").status_code == 200
+            if now > ended[0]:
+                beside.add(now - before)
+            time.sleep(0.02)
+        thread.join()
+        return beside
+
+    with monkeypatch.context() as patched:
+        patched.setattr("paceline.serving.jobs.RENDER_SECONDS", 0.5)
+        patched.setattr(name, noted)
+        assert {1, 2} in (answered_beside() for _ in range(10))
     assert all("chat template" in one["message"] for one in found)
     if content == "slow":
-        assert [one["code"] for one in found] == ["template_timeout"] * 2
+        assert {one["code"] for one in found} == {"template_timeout"}
+    assert len(found) >= 2
     slow.ok(CHAT, messages=[{"role": "user", "content": "Hello"}], max_tokens=1)
 
 
