@@ -137,9 +137,8 @@ class Forked:
         return code
 
     def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
-        """All of standard output and of standard error, which is to be short."""
-        out = self.stdout and self.stdout.read()
-        err = self.stderr and self.stderr.read()
+        """All of standard output and of standard error, which is to be short; then the process is to end in time."""
+        out, err = (stream and stream.read() for stream in (self.stdout, self.stderr))
         self.wait(timeout)
         return out, err
 

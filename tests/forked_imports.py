@@ -1,4 +1,6 @@
-"""What processes of `forked` have when they begin: all that a command or a server imports, and the compiled kernels."""
+"""What processes of `forked` have when they begin: most of what a command or a server imports, and the compiled
+kernels; not huggingface_hub, which reads the environment as it is imported.
+"""
 
 from __future__ import annotations
 

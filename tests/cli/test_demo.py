@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from threading import Event
@@ -16,6 +15,7 @@ import fake_hub
 import pytest
 import tiny_checkpoint
 from command import Command
+from forked import Forked
 
 from paceline.bench import demo as bench
 from paceline.bench.bundled import SMOLLM2, smollm2_folder
@@ -114,8 +114,8 @@ def test_a_busy_machine_is_named(
 ARGUMENTS = ("demo", "--json", "--dtype", "float32", "--threads", "1", "--max-tokens", "2", "--repeats", "1")
 
 
-def start(address: str, cache: Path) -> subprocess.Popen[str]:
-    """In a process of its own, since huggingface_hub reads its environment once."""
+def start(address: str, cache: Path) -> Forked:
+    """In a process of its own, since huggingface_hub reads its environment once: as it is imported there."""
     environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     environment |= {
         "HF_ENDPOINT": address,
@@ -125,13 +125,7 @@ def start(address: str, cache: Path) -> subprocess.Popen[str]:
         "HF_HUB_CACHE": str(cache / "hub"),
         "PACELINE_CACHE_DIR": str(cache / "paceline"),
     }
-    return subprocess.Popen(
-        [sys.executable, "-m", "paceline", *ARGUMENTS],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return Forked(ARGUMENTS, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_hub_that_answers_gives_the_model(run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
