@@ -206,13 +206,13 @@ EACH_TYPE = pytest.mark.parametrize("kind", TYPES)
 def test_an_encoder_gives_the_numbers_of_operators(
     name: str, kind: str, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is compiled of it rounds activations; in float32 nothing is."""
+    """What is compiled of it rounds activations, but in float32."""
     folder, sources = folder_of(name), [tiny.source(name, seed)[0] for seed in range(3)]
     compiled = read(folder, sources, **TYPES[kind])
     monkeypatch.setenv("PACELINE_COMPILED", "0")
     operators, whole = read(folder, sources, **TYPES[kind]), read(folder, sources, dtype="float32")
     for i in range(3):
-        assert error(compiled[i], operators[i]) < (0.06 if kind != "float32" else 1e-6)
+        assert error(compiled[i], operators[i]) < (0.06 if kind != "float32" else 3e-6)
         assert error(compiled[i], whole[i]) < 0.07
         assert (error(compiled[i], whole[i]) > 1e-3) == (kind != "float32"), "the control: numbers are rounded"
         rows = min(len(compiled[i]), len(operators[i - 1]))
@@ -229,7 +229,7 @@ def test_an_encoder_computes_in_float32_where_bfloat16_is_slow(
     found = {}
     for has in (True, False):
         monkeypatch.setattr("paceline.models.passes.compiled_encoder.has_bfloat", lambda has=has: has)
-        monkeypatch.setattr("paceline.models.passes.compiled_encoder.attention_agrees", lambda: False)
+        monkeypatch.setattr("paceline.models.passes.compiled_encoder.attention_agrees", lambda dtype: False)
         runner: Any = load_runner(folder_of(name), **TYPES[kind])
         assert runner.encoder.dtype is (torch.bfloat16 if has else torch.float32)
         cache = runner.open(0, sources[0])

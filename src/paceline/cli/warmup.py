@@ -71,7 +71,8 @@ def _kernels() -> list[Step]:
         packer()
         compiled_latent()
         products_agree()
-        attention_agrees()
+        for dtype in (torch.float32, torch.bfloat16):
+            attention_agrees(dtype)
         return None
 
     return [

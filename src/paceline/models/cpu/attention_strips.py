@@ -31,6 +31,7 @@ from paceline.models.cpu.vectors import (
     Value,
     broadcast,
     counted,
+    emit_exponential,
     floats,
     fold,
     fused,
@@ -167,12 +168,8 @@ def _power(builder: Builder, lanes: Value) -> Value:
     return builder.bitcast(builder.add(builder.bitcast(value, I32V), shift), F32V)
 
 
-@lowered(Float, Int, Int, Float)
-def half_softmax(builder: Builder, scores: Value, count: Value, scale: Value) -> Value:
-    """Replace scores by exp(scale * (score - largest)) as bfloat16; returns their sum before they are rounded.
-
-    The 64 scores behind the last are minus infinity.
-    """
+def _softmax(builder: Builder, scores: Value, count: Value, scale: Value, *, half: bool) -> Value:
+    """Emit `half_softmax` or `whole_softmax`: four sums and maxima side by side."""
     each = range(STRIP // LANES)
     pieces = builder.udiv(builder.add(count, ir.Constant(I64, STRIP - 1)), ir.Constant(I64, STRIP))
 
@@ -194,16 +191,32 @@ def half_softmax(builder: Builder, scores: Value, count: Value, scale: Value) ->
 
     tops = over(-math.inf, top)
     high = fold(builder, functools.reduce(functools.partial(_larger, builder), tops), maximum)
-    factor = splat(builder, builder.fmul(scale, ir.Constant(FLOAT, math.log2(math.e))))
+    factor = splat(builder, builder.fmul(scale, ir.Constant(FLOAT, math.log2(math.e) if half else 1.0)))
     offset = builder.fneg(builder.fmul(splat(builder, high), factor))
 
     def share(first: Value, i: int, kept: Value) -> Value:
-        value = _power(builder, fused(builder, load_at(builder, at(first, i, 4), F32V), factor, offset))
-        store_at(builder, at(first, i, 2), narrow(builder, value))
+        power = fused(builder, load_at(builder, at(first, i, 4), F32V), factor, offset)
+        value = _power(builder, power) if half else emit_exponential(builder, power)
+        store_at(builder, at(first, i, 2 if half else 4), narrow(builder, value) if half else value)
         return builder.fadd(kept, value)
 
     sums = over(0.0, share)
     return fold(builder, functools.reduce(builder.fadd, sums), lambda b, x, y: b.fadd(x, y))
+
+
+@lowered(Float, Int, Int, Float)
+def half_softmax(builder: Builder, scores: Value, count: Value, scale: Value) -> Value:
+    """Replace scores by exp(scale * (score - largest)) as bfloat16; returns their sum before they are rounded.
+
+    The 64 scores behind the last are minus infinity.
+    """
+    return _softmax(builder, scores, count, scale, half=True)
+
+
+@lowered(Float, Int, Int, Float)
+def whole_softmax(builder: Builder, scores: Value, count: Value, scale: Value) -> Value:
+    """The same in float32."""
+    return _softmax(builder, scores, count, scale, half=False)
 
 
 @part_of_compiled

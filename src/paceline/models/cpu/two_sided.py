@@ -1,9 +1,10 @@
-"""Attention of rows that all see each other, such as an encoder's, in products of pairs of bfloat16.
+"""Attention of rows that all see each other, such as an encoder's, in products of strips.
 
-For processors whose instruction for these is the fastest (`processor.has_fast_bfloat`). Keys and values are strips, as
-in models.cpu.attention_strips. A block of queries takes all keys, one strip of 64 after the other; then its shares,
-rounded to bfloat16, take all values. Each row's numbers depend on its own query and on the keys and values alone, in
-their order. Threads divide the heads and, within these, blocks of queries.
+Of float32, or of pairs of bfloat16 for processors whose instruction for these is the fastest
+(`processor.has_fast_bfloat`). Keys and values are strips of 64 outputs, as in models.cpu.tiles: a head's keys with its
+dimensions as inputs, its dimensions with the values of all keys as inputs. A block of queries takes all keys, one strip
+after the other; then its shares take all values, in the dtype of the products. Each row's numbers depend on its own
+query and on the keys and values alone, in their order. Threads divide the heads and, within these, blocks of queries.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import numpy as np
 import torch
 
 from paceline.models.cpu.attention import LOWEST
-from paceline.models.cpu.attention_strips import BLOCK, half_softmax, pack_keys, pack_values
+from paceline.models.cpu.attention_strips import BLOCK, half_softmax, pack_keys, pack_values, whole_softmax
 from paceline.models.cpu.compilation import machine_code, source_number
 from paceline.models.cpu.pages import address
 from paceline.models.cpu.threads import find_team
-from paceline.models.cpu.tiles import DOT, GROUP, MAX_ROWS, STRIP, accumulate
+from paceline.models.cpu.tiles import COLUMNS, DOT, FULL, GROUP, MAX_ROWS, NARROW, STRIP, accumulate
 from paceline.models.cpu.vectors import (
     LANES,
     broadcast,
@@ -34,45 +35,52 @@ from paceline.models.cpu.vectors import (
 from paceline.utils import part_of_compiled
 
 QUERIES = 48
-"""Of a block; their scores, with a head's keys and values, fit into the second-level cache."""
+"""Of a block; their scores, with a head's keys and values in bfloat16, fit into the second-level cache."""
 CHUNK = 64
 """Steps of a strip (16 KiB) that all rows take before the next."""
+PARTS = COLUMNS if NARROW else 1
+"""Parts of a strip that rows take one after the other."""
 
 (
     THREAD, TEAM,  # addresses of omp_get_thread_num and omp_get_num_threads; THREAD 0: one thread
-    ROWS, HEADS, KV_HEADS, HEAD_DIM, SCALE,  # SCALE: float32
-    QKV, SLOTS,  # (rows, heads + 2 * kv heads, head dim) bfloat16; (rows,) numbers of the rows
-    OUT, NARROW,  # (rows, heads * head dim), bfloat16 where NARROW is 1, else float32
-    ROOM, ROOM_SIZE,  # keys, values, sums and scores, one copy a thread
+    ROWS, HEADS, KV_HEADS, HEAD_DIM, KIND, ITEM,  # kind of product, DOT or FULL, and bytes of a number
+    SCALE,  # float32
+    QKV, SLOTS,  # (rows, heads + 2 * kv heads, head dim); (rows,) numbers of the rows
+    OUT, ROUNDED,  # (rows, heads * head dim), bfloat16 where ROUNDED is 1, else float32
+    ROOM, ROOM_SIZE,  # keys, values, queries, sums and scores, one copy a thread
     FIELDS,
-) = range(0, 14 * 8, 8)  # fmt: skip
+) = range(0, 16 * 8, 8)  # fmt: skip
 
 
 class TwoSidedAttention:
     """Attention within one source.
 
     Args:
-        heads, kv_heads: query heads in the order (group, kv head). head_dim: a multiple of 32. scale: of the scores.
+        heads, kv_heads: query heads in the order (group, kv head). head_dim: a multiple of 16, of 32 for products of
+            bfloat16. scale: of the scores.
+        dtype: of the products, float32 or bfloat16; sums are float32.
     """
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, scale: float) -> None:
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, scale: float, dtype: torch.dtype) -> None:
         self._heads, self._kv_heads, self._head_dim, self._scale = heads, kv_heads, head_dim, scale
+        self._dtype, self._kind = dtype, FULL if dtype is torch.float32 else DOT
         self._team, self._entry = find_team(), compiled_attention()
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
         """(rows, heads + 2 * kv heads, head dim) -> (rows, heads * head dim), in the dtype of the input."""
         rows, threads = len(qkv), 1 if self._team is None else torch.get_num_threads()
-        half, out = (
-            qkv.to(torch.bfloat16).contiguous(),
+        given, out = (
+            qkv.to(self._dtype).contiguous(),
             torch.empty(rows, self._heads * self._head_dim, dtype=qkv.dtype),
         )
-        slots, size = np.arange(rows), _room(rows, self._head_dim)
+        item = self._dtype.itemsize
+        slots, size = np.arange(rows), _room(rows, self._head_dim, item)
         room = torch.empty(threads * size + 64, dtype=torch.uint8)
         told = np.zeros(FIELDS // 8, np.int64)
-        told[ROWS // 8 : SCALE // 8] = rows, self._heads, self._kv_heads, self._head_dim
+        told[ROWS // 8 : SCALE // 8] = rows, self._heads, self._kv_heads, self._head_dim, self._kind, item
         told[SCALE // 8 :].view(np.float32)[0] = self._scale
         told[QKV // 8 :] = [
-            half.data_ptr(), address(slots), out.data_ptr(), int(qkv.dtype is torch.bfloat16),
+            given.data_ptr(), address(slots), out.data_ptr(), int(qkv.dtype is torch.bfloat16),
             -(-room.data_ptr() // 64) * 64, size,
         ]  # fmt: skip
         if self._team is None or threads == 1:
@@ -83,10 +91,11 @@ class TwoSidedAttention:
         return out
 
 
-def _room(rows: int, head_dim: int) -> int:
+def _room(rows: int, head_dim: int, item: int) -> int:
     """Bytes that a thread needs, see `_places`."""
     strips = -(-head_dim // STRIP) * STRIP
-    return 2 * _filled(rows) * (head_dim + strips) + 4 * QUERIES * STRIP + QUERIES * _score_pitch(rows)
+    each = 4 * STRIP + item * head_dim + _score_pitch(rows)
+    return item * _filled(rows) * (head_dim + strips) + QUERIES * each
 
 
 @part_of_compiled
@@ -102,36 +111,53 @@ def _score_pitch(rows: int) -> int:
 
 
 @part_of_compiled
-def _places(task: int, me: int) -> tuple[int, int, int, int]:
-    """A thread's memory: packed keys and values of one head, sums of a block, and its scores."""
-    rows, size = _filled(read(task + ROWS)), read(task + HEAD_DIM)
+def _places(task: int, me: int) -> tuple[int, int, int, int, int]:
+    """A thread's memory: packed keys and values of one head, queries and sums of a block, and its scores."""
+    rows, size, item = _filled(read(task + ROWS)), read(task + HEAD_DIM), read(task + ITEM)
     keys = read(task + ROOM) + me * read(task + ROOM_SIZE)
-    values = keys + 2 * rows * size
-    sums = values + 2 * rows * ((size + STRIP - 1) // STRIP * STRIP)
-    return keys, values, sums, sums + 4 * QUERIES * STRIP
+    values = keys + item * rows * size
+    queries = values + item * rows * ((size + STRIP - 1) // STRIP * STRIP)
+    sums = queries + item * QUERIES * size
+    return keys, values, queries, sums, sums + 4 * QUERIES * STRIP
+
+
+@part_of_compiled
+def _copy_lines(source: int, pitch: int, rows: int, size: int, target: int, target_pitch: int) -> None:
+    """Rows of `size` bytes, whole lines."""
+    for row in range(rows):
+        for i in range(0, size, 64):
+            store(target + row * target_pitch + i, load(source + row * pitch + i))
 
 
 @part_of_compiled
 def _pack_head(task: int, me: int, kv_head: int) -> None:
-    rows, size, slots = read(task + ROWS), read(task + HEAD_DIM), read(task + SLOTS)
-    heads, kv_heads, (keys, values, _, _) = read(task + HEADS), read(task + KV_HEADS), _places(task, me)
-    pitch = 2 * size * (heads + 2 * kv_heads)
-    base = read(task + QKV) + 2 * size * (heads + kv_head)
-    pack_keys(base, slots, pitch, rows, size // 32, keys)
+    rows, size, item, slots = read(task + ROWS), read(task + HEAD_DIM), read(task + ITEM), read(task + SLOTS)
+    heads, kv_heads, (keys, values, _, _, _) = read(task + HEADS), read(task + KV_HEADS), _places(task, me)
+    pitch = item * size * (heads + 2 * kv_heads)
+    base = read(task + QKV) + item * size * (heads + kv_head)
+    pack_keys(base, slots, pitch, rows, item * size // 64, keys)
     for part in range(0, size, STRIP):
-        place, lines = base + 2 * size * kv_heads + 2 * part, min(STRIP, size - part) // 32
-        pack_values(place, slots, pitch, rows, lines, values + 2 * part * _filled(rows))
+        place, target = base + item * (size * kv_heads + part), values + item * part * _filled(rows)
+        lines = item * min(STRIP, size - part) // 64
+        if read(task + KIND) == DOT:
+            pack_values(place, slots, pitch, rows, lines, target)
+        else:
+            _copy_lines(place, pitch, rows, 64 * lines, target, 4 * STRIP)
+            for i in range(rows, _filled(rows)):  # taken by shares of 0
+                _copy_lines(place, pitch, 1, 64 * lines, target + i * 4 * STRIP, 4 * STRIP)
 
 
 @part_of_compiled
-def _add_products(weights: int, steps: int, x: int, pitch: int, rows: int, sums: int, sums_pitch: int) -> None:
-    """Add products of rows of bfloat16 with one strip to sums (rows, 64), chunk by chunk."""
+def _add_products(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int, to_next: int) -> None:
+    """Add products of rows with one strip to sums (rows, 64), which are `to_next` bytes apart, chunk by chunk."""
     passes = (rows + MAX_ROWS - 1) // MAX_ROWS
     for at in range(0, steps, CHUNK):
-        done, count, part = 0, min(CHUNK, steps - at), weights + at * 4 * STRIP
+        done, count, chunk = 0, min(CHUNK, steps - at), weights + at * 4 * STRIP
         for turn in range(passes):
             take, row = (rows - done + passes - turn - 1) // (passes - turn), x + done * pitch + 4 * at
-            accumulate(DOT, take, 0, part, count // GROUP, row, pitch, sums + done * sums_pitch, sums_pitch, part)
+            for part in range(0, 64 * PARTS, 64):
+                out = sums + done * to_next + part
+                accumulate(kind, take, 0, chunk + part, count // GROUP, row, pitch, out, to_next, chunk)
             done += take
 
 
@@ -142,28 +168,39 @@ def _set_to(value: np.float32, start: int, count: int) -> None:
 
 
 @part_of_compiled
+def _shares(task: int, row: int) -> np.float32:
+    """Replace a row of scores by its shares, 0 up to a whole block; returns their sum."""
+    rows, scale = read(task + ROWS), read_float(task + SCALE)
+    _set_to(LOWEST, row + 4 * rows, STRIP)
+    if read(task + KIND) == FULL:
+        return whole_softmax(row, rows, scale)
+    whole = half_softmax(row, rows, scale)
+    store_half(row + 2 * rows, broadcast(np.float32(0.0)))
+    return whole
+
+
+@part_of_compiled
 def _block_of_queries(task: int, me: int, head: int, first: int) -> None:
     """Attention of some rows of one query head, whose keys and values are packed."""
-    rows, size, heads = read(task + ROWS), read(task + HEAD_DIM), read(task + HEADS)
-    keys, values, sums, scores = _places(task, me)
-    queries, pitch = min(QUERIES, rows - first), 2 * size * (heads + 2 * read(task + KV_HEADS))
-    x, score_pitch = read(task + QKV) + first * pitch + 2 * size * head, _score_pitch(rows)
+    rows, size, heads, kind = read(task + ROWS), read(task + HEAD_DIM), read(task + HEADS), read(task + KIND)
+    keys, values, x, sums, scores = _places(task, me)
+    item, score_pitch, queries = read(task + ITEM), _score_pitch(rows), min(QUERIES, rows - first)
+    pitch = item * size * (heads + 2 * read(task + KV_HEADS))
+    _copy_lines(read(task + QKV) + first * pitch + item * size * head, pitch, queries, item * size, x, item * size)
     for q in range(queries):
         _set_to(np.float32(0.0), scores + q * score_pitch, _filled(rows))
     for strip in range(0, rows, STRIP):
-        _add_products(keys + 2 * strip * size, size // 2, x, pitch, queries, scores + 4 * strip, score_pitch)
-    wholes = 0
+        weights, out = keys + item * strip * size, scores + 4 * strip
+        _add_products(kind, weights, item * size // 4, x, item * size, queries, out, score_pitch)
+    wholes = score_pitch - 64
     for q in range(queries):
-        row = scores + q * score_pitch
-        _set_to(LOWEST, row + 4 * rows, STRIP)
-        whole = half_softmax(row, rows, read_float(task + SCALE))
-        store_half(row + 2 * rows, broadcast(np.float32(0.0)))  # up to a whole block
-        store(row + score_pitch - 64, broadcast(np.float32(1.0) / whole))
-        wholes = score_pitch - 64
-    steps = (rows + BLOCK - 1) // BLOCK * (BLOCK // 2)
+        whole = _shares(task, scores + q * score_pitch)
+        store(scores + q * score_pitch + wholes, broadcast(np.float32(1.0) / whole))
+    steps = (rows + BLOCK - 1) // BLOCK * BLOCK * item // 4
     for part in range(0, size, STRIP):
         _set_to(np.float32(0.0), sums, queries * STRIP)
-        _add_products(values + 2 * part * _filled(rows), steps, scores, score_pitch, queries, sums, 4 * STRIP)
+        weights = values + item * part * _filled(rows)
+        _add_products(kind, weights, steps, scores, score_pitch, queries, sums, 4 * STRIP)
         for q in range(queries):
             place = (first + q) * heads * size + head * size + part
             _put(task, sums + 4 * q * STRIP, load(scores + q * score_pitch + wholes), place, min(STRIP, size - part))
@@ -175,7 +212,7 @@ def _put(task: int, sums: int, factor: Any, place: int, width: int) -> None:
     out = read(task + OUT)
     for i in range(0, width, LANES):
         value = mul(load(sums + 4 * i), factor)
-        if read(task + NARROW) == 1:
+        if read(task + ROUNDED) == 1:
             store_half(out + 2 * (place + i), value)
         else:
             store(out + 4 * (place + i), value)
