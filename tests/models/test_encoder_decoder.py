@@ -15,8 +15,11 @@ import tiny_encoder_decoder as tiny
 import torch
 import transformers
 
+from paceline.assembly import find_exactness
 from paceline.errors import CheckpointError, ConfigError, PromptError, UnsupportedModelError
-from paceline.models import EncodesInputs, Inputs, Runner, load_runner
+from paceline.models import NO_INPUTS, EncodesInputs, Inputs, Runner, load_runner
+from paceline.models.runners import what_varies
+from paceline.models.state.cross_memory import SourcePart
 from paceline.tree import TokenTree
 
 TEXT = [2, 10, 20, 30, 40, 50, 61, 62, 63, 64, 65, 66]
@@ -328,6 +331,27 @@ def test_a_source_keeps_its_bits_beside_others(
         found = alone.extend([opened(alone, inputs)], [TEXT], all_logits=True).logits
         assert torch.equal(found, beside.of(i))
         assert not torch.equal(found, beside.of(i - 1))  # the source counts
+
+
+@pytest.mark.parametrize("name", ["t5", "whisper", "marian"])
+def test_the_self_test_finds_what_changes_a_row_with_a_source(
+    name: str, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner: Any = load_runner(folder_of(name), dtype="float32", exactness="strict")
+    assert find_exactness(runner, "strict").proven
+    assert runner.sources_held == 0, "it leaves nothing behind"
+    memory = runner.memory_of(NO_INPUTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(SourcePart, "fork", lambda part: SourcePart(part.inputs, memory))
+        assert "of a forked sequence" in str(what_varies(runner))
+    run, read = runner.encoder.run, list[int]()
+
+    def with_others(given: list[torch.Tensor]) -> list[torch.Tensor]:
+        read.append(len(given))
+        return [states * (1 + 1e-6 * len(read)) for states in run(given)]
+
+    monkeypatch.setattr(runner.encoder, "run", with_others)
+    assert what_varies(runner) == "a source that is read beside another one"
 
 
 def test_strict_mode_needs_compiled_passes(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,18 @@ from pathlib import Path
 from paceline import registry
 from paceline.controllers.auto import CostKey, CostStore
 from paceline.models import Runner
-from paceline.models.passes import NOT_STRICT_IN_TRANSFORMERS, StrictPasses, strict_unavailable, why_not_strict
-from paceline.models.runners import NativeRunner, RecurrentRunner, native_of, what_varies
+from paceline.models.passes import (
+    NOT_STRICT_IN_TRANSFORMERS,
+    NOT_STRICT_WITH_SOURCE,
+    StrictPasses,
+    strict_unavailable,
+    why_not_strict,
+)
+from paceline.models.runners import EncoderDecoderRunner, NativeRunner, RecurrentRunner, native_of, what_varies
 from paceline.utils import need, user_cache
 
 logger = logging.getLogger("paceline")
+Tested = NativeRunner | RecurrentRunner | EncoderDecoderRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +59,6 @@ def reject_approximate(rule: str) -> None:
     need(exact, "acceptance_method", "be an exact rule with exactness='strict'", rule)
 
 
-NOT_TESTED_WITH_SOURCE = "its self-test does not cover models that read a source"
-
-
 def find_exactness(runner: Runner, requested: str) -> Exactness:
     """What holds for a loaded model.
 
@@ -69,23 +73,24 @@ def find_exactness(runner: Runner, requested: str) -> Exactness:
     return Exactness(reason)
 
 
-def _reason(runner: Runner) -> str | None:
-    native = native_of(runner)
+def _reason(runner: object) -> str | None:
+    native = runner.native if isinstance(runner, EncoderDecoderRunner) else native_of(runner)
     if native is None:
-        reads_source = bool(runner.info.source) and runner.info.passes != "transformers"
-        return NOT_TESTED_WITH_SOURCE if reads_source else NOT_STRICT_IN_TRANSFORMERS
+        return NOT_STRICT_IN_TRANSFORMERS
     if (known := why_not_strict(native.spec, native.info.device)) is not None:
         return known
     if not native.passes.row_invariant:
         if isinstance(native.passes, StrictPasses):
             return "PyTorch's matrix products on this CPU add in an order that depends on the number of rows"
+        if isinstance(runner, EncoderDecoderRunner):
+            return NOT_STRICT_WITH_SOURCE
         return "PyTorch's operators in their fastest form; exactness='strict' takes another one"
-    tested = runner if isinstance(runner, RecurrentRunner) else native
-    varying = _kept(passes_key(native), lambda: _tested(tested))
+    tested = runner if isinstance(runner, RecurrentRunner | EncoderDecoderRunner) else native
+    varying = _kept(_key(tested, native), lambda: _tested(tested))
     return None if varying is None else f"the self-test found other bits in {varying}"
 
 
-def _tested(runner: NativeRunner | RecurrentRunner) -> str | None:
+def _tested(runner: Tested) -> str | None:
     """The self-test's finding. Compiled passes take about a second; PyTorch's operators take longer, which is logged
     before.
     """
@@ -109,6 +114,14 @@ def _kept(key: CostKey, find_out: Callable[[], str | None]) -> str | None:
     logger.debug("self-test of strict mode: %s", "passed" if varying is None else f"other bits in {varying}")
     store.save({"varies": varying})
     return varying
+
+
+def _key(tested: Tested, native: NativeRunner) -> CostKey:
+    key = passes_key(native)
+    if not isinstance(tested, EncoderDecoderRunner):
+        return key
+    encoder = zlib.crc32(repr((tested.source, tested.reads_alone)).encode())
+    return replace(key, fingerprint=f"{key.fingerprint}-{encoder:08x}")
 
 
 def passes_key(runner: NativeRunner) -> CostKey:

@@ -50,6 +50,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
     Attributes:
         native: the decoder. encoder: the encoder, by PyTorch's operators but for some parts (passes.compiled_encoder).
         embedding: (v, hidden) table of the decoder's tokens.
+        reads_alone: whether the encoder reads each source in a pass of its own.
         sources_read: how many sources the encoder has read so far.
     Raises:
         ConfigError: strict mode without compiled passes.
@@ -79,7 +80,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
             spec, weights, name=name, device=device, dtype=dtype, max_context=max_context, compiled=compiled,
             packed=packed, strict=strict,
         )  # fmt: skip
-        self._alone = strict
+        self.reads_alone = strict
         self.info = replace(native.info, fingerprint=f"{native.info.fingerprint}-encoder", source=encoder.reads)
         self.spec, self.source = spec, encoder
         abilities = NativeCache.abilities
@@ -144,7 +145,7 @@ class EncoderDecoderRunner(StateOperations[CompositeState]):
 
     def _read(self, sources: list[torch.Tensor]) -> list[CrossMemory]:
         """What the decoder attends to; in strict mode each source is read alone, so that it keeps its bits."""
-        if self._alone:
+        if self.reads_alone:
             return [memory for source in sources for memory in self.encoder.read([source], self.native.arena)]
         return self.encoder.read(sources, self.native.arena) if sources else []
 

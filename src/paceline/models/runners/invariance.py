@@ -5,7 +5,8 @@ A short random text is fed as plain decoding feeds it: a prompt, then token by t
 ways: the prompt in other pieces, and beside other prompts; tokens in chains of every width, in trees, at every place
 among rows of other sequences, in forked sequences; accepted paths are committed and decoding goes on behind them.
 Hidden states, logits and the keys and values in the cache must be the same bits every time. The text crosses borders at
-which sums are cut (models.attention.strict_attention).
+which sums are cut (models.attention.strict_attention). Where a model reads sources, the text's is read alone and beside
+another one, which the other sequences have.
 
 Layers of one kind run the same code, so the pass stops behind the first layers among which every kind is found.
 """
@@ -14,16 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any
 
 import torch
 
 from paceline.models.attention.strict_attention import CHUNK
 from paceline.models.base import LayerPlan
+from paceline.models.inputs import NO_INPUTS, Inputs
+from paceline.models.runners.encoder_decoder import EncoderDecoderRunner, source_of
 from paceline.models.runners.native import NativeRunner
 from paceline.models.runners.recurrent import RecurrentRunner
-from paceline.models.spec import ModelSpec
+from paceline.models.spec import EncoderSpec, ModelSpec
 from paceline.models.state.parts import State, keys_of
 from paceline.models.state.window_slots import BLOCK
 from paceline.tree import EMPTY_TREE, TokenTree
@@ -36,9 +39,12 @@ WIDTHS = (*range(2, 18), 24, 31, 33, 64, 65, 130)
 """Rows of a pass. All numbers that steps of few sequences have, and those around which kernels change."""
 PIECES = (1, 7, 64, 2, 130, 33, 15)
 """Lengths, in turn, of the pieces in which the prompt is fed again."""
+SOURCE_ROWS = (530, 37)
+"""Of the text's source, which fills more than one piece of attention, and of the other; where models take so many."""
 SIBLINGS = 3
 
 Rows = torch.Tensor
+Tested = NativeRunner | RecurrentRunner | EncoderDecoderRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class _Plain:
     cached: torch.Tensor
 
 
-def what_varies(runner: NativeRunner | RecurrentRunner, *, seed: int = 0) -> str | None:
+def what_varies(runner: Tested, *, seed: int = 0) -> str | None:
     """The first way of feeding a text that changes bits of its rows, in words; None if there is none.
 
     Args:
@@ -73,10 +79,22 @@ def depth_of_all_kinds(spec: ModelSpec) -> int:
     return 1 + max(spec.layers.index(kind) for kind in kinds)
 
 
+def random_source(source: EncoderSpec, rows: int, generator: torch.Generator) -> Inputs:
+    """A source that becomes so many rows of an encoder, or as many as it takes."""
+    wanted = min(rows, source.model.max_context)
+    steps = next(steps for steps in count(1) if source.rows(steps) >= wanted)
+    if source.reads == "encoder_tokens":
+        ids = torch.randint(source.model.vocab_size, (steps,), generator=generator)
+        return Inputs(encoder_tokens=ids.tolist())
+    channels = source.convolutions[0].inputs
+    array = torch.randn((channels, steps) if channels > 1 else (steps,), generator=generator)
+    return Inputs(features={source.reads: array.numpy()})
+
+
 class _InvarianceTrial:
     """One text and the ways of feeding it."""
 
-    def __init__(self, runner: NativeRunner | RecurrentRunner, seed: int) -> None:
+    def __init__(self, runner: Tested, seed: int) -> None:
         self.runner: Any = runner  # either takes its own states alone
         self.arena = runner.arena if isinstance(runner, NativeRunner) else runner.native.arena
         spec = runner.spec
@@ -86,11 +104,18 @@ class _InvarianceTrial:
         ids = torch.randint(spec.vocab_size, (2, self.prompt + STEPS + max(WIDTHS)), generator=generator)
         self.text, self.noise = ids.tolist()
         self.opened: list[State] = []
+        self.sources = [NO_INPUTS, NO_INPUTS]
+        if isinstance(runner, EncoderDecoderRunner):
+            self.sources = [random_source(runner.source, rows, generator) for rows in SOURCE_ROWS]
 
-    def open(self, *, length: int = 0, tokens: Sequence[int] = ()) -> State:
-        """A sequence with the first `length` tokens, or other ones, in its cache."""
-        cache: State = self.runner.open()
+    def open(self, *, length: int = 0, tokens: Sequence[int] = (), other: bool = False) -> State:
+        """A sequence with the first `length` tokens, or other ones, in its cache; `other`: of the other source, which
+        sequences with other tokens have, too.
+        """
+        cache: State = self.runner.open(0, self.sources[1 if tokens or other else 0])
         self.opened.append(cache)
+        if any(self.sources):
+            self.runner.encode([cache])
         if fed := list(tokens) or self.text[:length]:
             self.feed([cache], [fed])
         return cache
@@ -127,6 +152,7 @@ class _InvarianceTrial:
 
     def failures(self) -> Iterator[str]:
         """What changed, in words, way by way."""
+        yield from self._sources()
         start = self.open(length=self.prompt)
         fork, scattered = self.copied(start), self._scattered(start)
         states = torch.cat([self.feed([start], [[token]]) for token in self.text[self.prompt :][:STEPS]])
@@ -148,6 +174,25 @@ class _InvarianceTrial:
         yield from self._trees(again, plain)
         yield from self._going_on(again, plain)
         yield from self._heads(plain)
+
+    def _sources(self) -> Iterator[str]:
+        """The text's source beside the other, which is read before it."""
+        if not any(self.sources):
+            return
+        cache = self.open()
+        alone = self._attended(cache)
+        self.close(cache)
+        caches = [self.runner.open(0, inputs) for inputs in reversed(self.sources)]
+        self.opened += caches
+        self.runner.encode(caches)
+        if not torch.equal(self._attended(caches[1]), alone):
+            yield "a source that is read beside another one"
+        self.close(*caches)
+
+    def _attended(self, cache: Any) -> torch.Tensor:
+        """What all layers attend to of a sequence's source, copied."""
+        memory = source_of(cache).read()
+        return torch.stack([memory.read(layer) for layer in range(self.runner.spec.num_layers)])
 
     def _scattered(self, start: State) -> State:
         """The same prompt, of which all full blocks are another sequence's, as behind a shared prefix; the rest is
@@ -183,7 +228,7 @@ class _InvarianceTrial:
         if not torch.equal(self.cached(cache, self.prompt), plain.cached[:, : self.prompt]):
             yield "a prompt in other pieces"
         self.close(cache)
-        other, mixed, half = self.open(), self.open(), max(1, self.prompt // 2)
+        other, mixed, half = self.open(other=True), self.open(), max(1, self.prompt // 2)
         self.feed([other, mixed], [self.noise[:half], self.text[:half]])
         if half < self.prompt:
             self.feed([mixed, other], [self.text[half : self.prompt], self.noise[:3]])
@@ -198,7 +243,7 @@ class _InvarianceTrial:
         room = self.runner.info.max_context - 22
         for width in WIDTHS:
             rest = width - 1
-            near, far = rest // 2, min(rest - rest // 2, room)
+            near, far = min(rest // 2, room), min(rest - rest // 2, room)
             trees = [TokenTree.chain(self.noise[1:count]) if count > 1 else EMPTY_TREE for count in (near, far)]
             trio = [(first, self.noise[0], trees[1]), (cache, root, EMPTY_TREE)]
             trio += [(second, self.noise[0], trees[0])] if near else []
@@ -236,7 +281,7 @@ class _InvarianceTrial:
         path: list[int] = []
         at = -1
         for real_token in self.text[start : start + depth]:
-            others = [token for token in self.noise if token != real_token][:SIBLINGS]
+            others = [token for token in dict.fromkeys(self.noise) if token != real_token][:SIBLINGS]
             level = len(tokens)
             tokens += [*others[:-1], real_token, others[-1]]
             parents += [at] * (SIBLINGS + 1)
