@@ -1,8 +1,9 @@
 """What a draft on Whisper's own encoder brings beside tables, a prediction, and plain decoding.
 
-usage: encdec_drafts.py --data FOLDER --draft FOLDER [--model whisper-base] [--count 8] [--repeats 1] [--threads 1]
+usage: encdec_drafts.py --data FOLDER --draft FOLDER [FOLDER...] [--model whisper-base] [--count 8] [--repeats 1]
+                        [--threads 1]
 
-The draft is what `paceline train encdec_draft` has made for MODEL, one of `real_models.py`, from the clips that
+The first draft is what `paceline train encdec_draft` has made for MODEL, one of `real_models.py`, from the clips that
 `speech_clips.py` writes. Measured on its held-out clips, COUNT of each kind, whose texts, voices and speakers were not
 learned. Clips on which the model repeats itself, by Whisper's own measure of it, are left out and counted (`repeated`):
 every draft is right there. Each is encoded once; what is timed is the decoder, greedily, with times, one at a time:
@@ -12,6 +13,9 @@ ngram          copies from the text so far
 prediction     drafts what whisper-tiny.en has heard; the seconds that it took to hear it are told apart (`heard`)
 encdec_draft   chains of 1, 3 and 5; the same with its matrices rounded (int8), and as many as pay (controller auto)
 auto           tables and the rounded encdec_draft together under controller auto
+encdec_draft of layers N...
+               further drafts, of other layers: in int8, chains and as many as pay; trained for as many steps, they tell
+               what a layer is worth
 
 Tokens of whisper-tiny.en are not those of a multilingual model, so that it cannot be a `draft_model`: what is said to
 who tries is kept (`draft_model`). Ways that write other texts than plain decoding end the script, and nothing is kept.
@@ -91,8 +95,8 @@ class Decoder:
         )
 
 
-def ways(draft: Path) -> dict[str, Any]:
-    """speculative_config by name."""
+def ways(draft: Path, *others: Path) -> dict[str, Any]:
+    """speculative_config by name, of a draft and of others of other layers."""
     own: dict[str, Any] = {"method": "encdec_draft", "model": str(draft)}
     small = {**own, "quantization": "int8"}
     chains = {
@@ -100,6 +104,12 @@ def ways(draft: Path) -> dict[str, Any]:
         for words, one in (("", own), ("int8 ", small))
         for n in LENGTHS
     }
+    beside = {}
+    for other in others:
+        config = {"method": "encdec_draft", "model": str(other), "quantization": "int8"}
+        name = f"encdec_draft of layers {layers_of(other)}, int8"
+        beside |= {f"{name} {n}": {**config, "controller": "fixed", "num_speculative_tokens": n} for n in LENGTHS}
+        beside[f"{name} auto"] = {**config, "controller": "auto"}
     return {
         "plain": None,
         "ngram": {"method": "ngram"},
@@ -107,6 +117,7 @@ def ways(draft: Path) -> dict[str, Any]:
         **chains,
         "encdec_draft int8 auto": {**small, "controller": "auto"},
         "auto": {"method": ["prediction", "ngram", small], "controller": "auto"},
+        **beside,
     }
 
 
@@ -179,6 +190,18 @@ def measured(target: LLM, decoders: Mapping[str, Decoder], clips: Sequence[Heard
     return figures
 
 
+def layers_of(draft: Path) -> str:
+    """Of which layers it was made."""
+    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    return ",".join(map(str, config["paceline_encdec_draft"]["layers"]))
+
+
+def trained(draft: Path) -> dict[str, Any]:
+    """What its report says."""
+    report = json.loads((draft / "report.json").read_text(encoding="utf-8"))
+    return {key: report[key] for key in ("tokens_per_pass", "acceptance", "texts", "steps", "minutes")}
+
+
 def _columns(turns: Sequence[Any], names: Mapping[str, Any], clips: int, repeats: int) -> tuple[dict[str, Any], Any]:
     """Seconds by name, and tokens, each (clips, repeats)."""
     seconds = {name: np.zeros((clips, repeats)) for name in names}
@@ -193,7 +216,7 @@ def _columns(turns: Sequence[Any], names: Mapping[str, Any], clips: int, repeats
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of published data")
-    parser.add_argument("--draft", type=Path, required=True, help="folder of what was trained")
+    parser.add_argument("--draft", type=Path, nargs="+", required=True, help="folders of what was trained")
     parser.add_argument("--model", default="whisper-base")
     parser.add_argument("--count", type=int, default=8, help="clips of each kind")
     parser.add_argument("--repeats", type=int, default=1)
@@ -205,13 +228,13 @@ def main() -> None:
     target = LLM(model_folder(given.model), dtype=given.dtype, threads=given.threads, speculative_config=None)
     decoders = {
         name: Decoder(target.with_speculative_config(config), predicts=name in ("prediction", "auto"))
-        for name, config in ways(given.draft).items()
+        for name, config in ways(*given.draft).items()
     }
     small = listener(model_folder(SMALL), given.threads)
-    report = json.loads((given.draft / "report.json").read_text(encoding="utf-8"))
     result: dict[str, Any] = {
         "model": given.model, "dtype": given.dtype, "threads": given.threads, "repeats": given.repeats,
-        "trained": {key: report[key] for key in ("tokens_per_pass", "acceptance", "texts", "steps", "minutes")},
+        "trained": trained(given.draft[0]),
+        "trained_beside": {layers_of(one): trained(one) for one in given.draft[1:]},
         "draft_model": refusal(target),
     }  # fmt: skip
     for kind, clips in held_out(given.data, given.count).items():
