@@ -1,4 +1,4 @@
-"""What `benchmarks/bergamot.py` makes of a model and its short list."""
+"""What `benchmarks/bergamot.py` makes of a model and its short list, and `bergamot_rounding.py` of a product."""
 
 from __future__ import annotations
 
@@ -56,3 +56,22 @@ def test_a_short_list_holds_what_may_be_written(script: ModuleType, tmp_path: Pa
     (tmp_path / "lex.bin").write_bytes(bytes(48))
     with pytest.raises(SystemExit, match="must be a binary short list"):
         script.ShortList(tmp_path / "lex.bin")
+
+
+def test_the_engines_roundings_of_a_product() -> None:
+    """Both forms are the product of whole numbers; sums of two products that leave 16 bits are cut off in one alone."""
+    with benchmark_scripts.imported("bergamot_rounding") as (script,):
+        draw = torch.Generator().manual_seed(0)
+        x, bias = torch.randn(5, 32, generator=draw), torch.randn(8, generator=draw)
+        small = torch.randint(-40, 41, (8, 32), generator=draw).float()
+        for whole, cut in ((small, False), (small.sign() * 127, True)):
+            rows = script.Rows(torch.arange(8), whole, 30.0, 50.0)
+            found = {name: rows.product(x, bias, how, script.Counted()) for name, how in script.ROUNDINGS.items()}
+            wanted = (x * 30).round().clamp(-127, 127).double() @ whole.double().T / 1500 + bias
+            for name in ("as shipped", "unshifted"):
+                torch.testing.assert_close(found[name].double(), wanted, rtol=1e-4, atol=1e-4)
+            assert ((found["sums of 16 bits"] - wanted).abs().max() > 0.1) == cut
+            assert 1e-3 < (found["by rows"] - wanted).abs().max() < 1.5
+        counted = script.Counted()
+        rows.product(torch.full((1, 32), 9.0), bias, script.Rounding(), counted)
+        assert (counted.inputs, counted.beyond) == (32, 32)
