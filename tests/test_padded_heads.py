@@ -25,6 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "hydra": {"num_heads": 2},
     "eagle": {"layer": LAYER},
     "eagle3": {"layer": LAYER, "taps": (0, 1, 2)},
+    "p_eagle": {"layer": LAYER, "taps": (0, 1, 2), "mask_token_id": 3},
     "mlp_speculator": {"num_heads": 2, "inner_size": 32},
 }
 FORMATS = [
@@ -35,6 +36,7 @@ FORMATS = [
     ("eagle", "eagle", False),
     ("eagle3", "eagle", True),
     ("eagle3", "speculators", True),
+    ("p_eagle", "speculators", True),
     ("eagle3", "speculators", False),
     ("mlp_speculator", "mlp_speculator", False),
 ]

@@ -66,6 +66,9 @@ MTP_NAMES: Final = frozenset(
 )
 """vLLM's names of method "mtp" for one family of models each."""
 
+OTHER_NAMES: Final = {**dict.fromkeys(MTP_NAMES, "mtp"), "peagle": "p_eagle"}
+"""Names of vLLM and of the `speculators` package -> our method."""
+
 NAMED: Final = 8
 """Most options, and most keys of all methods, that a message names where none is close."""
 
@@ -324,8 +327,8 @@ def _is_idle(key: str, value: object) -> bool:
 
 
 def _meant(method: Any) -> Any:
-    """A method, by our name where it is vLLM's for one family."""
-    return "mtp" if isinstance(method, str) and method in MTP_NAMES else method
+    """A method, by our name where it has another one."""
+    return OTHER_NAMES.get(method, method) if isinstance(method, str) else method
 
 
 def _written(text: str) -> Any:

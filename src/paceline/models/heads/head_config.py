@@ -8,12 +8,15 @@ from typing import Any, Final, Literal, get_args
 
 from paceline.utils import choice, integer, need, reject_unknown
 
-HeadMethod = Literal["medusa", "hydra", "hydra++", "eagle", "eagle3", "mtp", "mlp_speculator"]
+HeadMethod = Literal["medusa", "hydra", "hydra++", "eagle", "eagle3", "p_eagle", "mtp", "mlp_speculator"]
 HEAD_METHODS: Final[tuple[str, ...]] = get_args(HeadMethod)
 
-WITH_LAYER: Final = ("hydra++", "eagle", "eagle3", "mtp")
-SINGLE: Final = ("eagle", "eagle3", "mtp")
-"""Methods with a decoder layer, and those of them that have one head, which goes on from its own states."""
+WITH_LAYER: Final = ("hydra++", "eagle", "eagle3", "p_eagle", "mtp")
+SINGLE: Final = ("eagle", "eagle3", "p_eagle", "mtp")
+"""Methods with a decoder layer, and those of them that have one head, which drafts all tokens."""
+
+TAPPED: Final = ("eagle3", "p_eagle")
+"""Methods that read several layers of the target."""
 
 LAYER_KEYS: Final = (
     "num_attention_heads",
@@ -42,14 +45,16 @@ class HeadConfig:
         method: what it is.
         hidden_size, vocab_size: of the target.
         draft_vocab_size: tokens that it can draft; fewer than `vocab_size` where its vocabulary is reduced.
-        num_heads: tokens ahead that have heads of their own (medusa, hydra, mlp_speculator); 1 for eagle, eagle3 and
-            mtp.
-        num_layers: residual blocks of a head (medusa, hydra), or decoder layers (eagle, eagle3, mtp).
+        num_heads: tokens ahead that have heads of their own (medusa, hydra, mlp_speculator); 1 for eagle, eagle3,
+            p_eagle and mtp.
+        num_layers: residual blocks of a head (medusa, hydra), or decoder layers: any number for p_eagle, 1 for eagle,
+            eagle3 and mtp.
         taps: layers of the target whose states it reads, as a runner numbers them: k is the output of layer k counted
             from 0, -1 the embedding, the number of layers the state after the final norm. None given: the last layer's.
         normed: where no taps are given, the state after the final norm is read, not the one before it.
-        norm_before_residual: of eagle3: attention is added to the normed state, not to the state itself.
-        layer: keys of a Llama's config.json for the decoder layer (`LAYER_KEYS`); empty for methods without one.
+        norm_before_residual: of eagle3 and p_eagle: attention is added to the normed state, not to the state itself.
+        mask_token_id: of p_eagle: the token of the target's vocabulary that stands for those that are not known yet.
+        layer: keys of a Llama's config.json for the decoder layers (`LAYER_KEYS`); empty for methods without one.
         inner_size, tie_weights, scale_input: of mlp_speculator: width of its states; all heads share their weights; the
             target's state is normed first.
         target: `name`, `fingerprint` (`ModelInfo.fingerprint`) and `tokenizer` (its fingerprint) of the model that it
@@ -68,6 +73,7 @@ class HeadConfig:
     taps: tuple[int, ...] = ()
     normed: bool = True
     norm_before_residual: bool = False
+    mask_token_id: int | None = None
     layer: Mapping[str, Any] = field(default_factory=dict)
     inner_size: int | None = None
     tie_weights: bool = False
@@ -82,11 +88,12 @@ class HeadConfig:
         integer("draft_vocab_size", self.draft_vocab_size, 1, self.vocab_size)
         single = self.method in SINGLE
         integer("num_heads", self.num_heads, 1, 1 if single else MOST)
-        integer("num_layers", self.num_layers, 1, 1 if single else MOST)
+        integer("num_layers", self.num_layers, 1, 1 if single and self.method != "p_eagle" else MOST)
         for name in ("normed", "norm_before_residual", "tie_weights", "scale_input"):
             need(isinstance(getattr(self, name), bool), name, "be true or false", getattr(self, name))
         self._check_taps()
         self._check_layer()
+        self._check_mask()
         if self.method == "mlp_speculator":
             integer("inner_size", self.inner_size, 1)
         for name in ("target", "provenance"):
@@ -96,8 +103,9 @@ class HeadConfig:
         need(isinstance(self.taps, tuple), "taps", "be a list of layers", self.taps)
         for tap in self.taps:
             integer("taps", tap, -1)
-        needed = len(self.taps) >= 1 if self.method == "eagle3" else len(self.taps) <= 1
-        rule = "name the layers whose states are read" if self.method == "eagle3" else "name at most one layer"
+        tapped = self.method in TAPPED
+        needed = len(self.taps) >= 1 if tapped else len(self.taps) <= 1
+        rule = "name the layers whose states are read" if tapped else "name at most one layer"
         need(needed and len(self.taps) <= MOST, "taps", f"{rule} for method {self.method!r}", self.taps)
 
     def _check_layer(self) -> None:
@@ -113,6 +121,13 @@ class HeadConfig:
                 integer(f"layer.{key}", self.layer[key], 1)
         whole = self.layer["num_attention_heads"] % self.kv_heads == 0
         need(whole, "layer.num_key_value_heads", "divide num_attention_heads", self.kv_heads)
+
+    def _check_mask(self) -> None:
+        if self.method == "p_eagle":
+            integer("mask_token_id", self.mask_token_id, 0, self.vocab_size - 1)
+        else:
+            rule = f"be left out for method {self.method!r}"
+            need(self.mask_token_id is None, "mask_token_id", rule, self.mask_token_id)
 
     @property
     def kv_heads(self) -> int:

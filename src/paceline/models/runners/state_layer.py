@@ -1,6 +1,6 @@
-"""A decoder layer by itself: it is given states in place of tokens, and keeps a cache for each sequence.
+"""Decoder layers by themselves: they are given states in place of tokens, and keep a cache for each sequence.
 
-It runs as a model of one layer does (models.runners.native), so in compiled passes on CPUs.
+They run as a model of so many layers does (models.runners.native), so in compiled passes on CPUs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ UNUSED: Final = 32
 def state_layer(
     spec: ModelSpec, weights: Weights, target: ModelInfo, *, name: str, prefix: str, head: torch.Tensor | None
 ) -> NativeRunner:
-    """A model of the layer whose tensors begin with `prefix`, for `run_states` over sequences of a target.
+    """A model of the layers of which the first one's tensors begin with `prefix`, for `run_states` over sequences of a
+    target.
 
     Args:
         weights: by Hugging Face's names; `norm.weight`, where there is one, is the norm before `head`.
@@ -40,16 +41,16 @@ def layer_runner(spec: ModelSpec, weights: Weights, target: ModelInfo, *, name: 
     )  # fmt: skip
 
 
-def layer_spec(config: HeadConfig, weights: Weights, prefix: str, rows: int = UNUSED) -> ModelSpec:
-    """The shape of a head's decoder layer, with so many rows of a head behind it: a Llama's, or with norms of queries
+def layer_spec(config: HeadConfig, weights: Weights, prefix: str, rows: int = UNUSED, *, layers: int = 1) -> ModelSpec:
+    """The shape of a head's decoder layers, with so many rows of a head behind it: a Llama's, or with norms of queries
     and keys a Qwen3's.
 
     Args:
-        weights: of the head; those of the layer begin with `prefix`.
+        weights: of the head; those of the first layer begin with `prefix`.
     """
     declared: dict[str, Any] = {key: value for key, value in config.layer.items() if value is not None}
     kind = "qwen3" if f"{prefix}self_attn.q_norm.weight" in weights else "llama"
-    defaults = {"model_type": kind, "num_hidden_layers": 1, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+    defaults = {"model_type": kind, "num_hidden_layers": layers, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
     sizes = {"hidden_size": config.hidden_size, "vocab_size": rows, "tie_word_embeddings": False}
     sizes |= {"head_dim": config.head_dim, "num_key_value_heads": config.kv_heads}
     return spec_from_config({**defaults, **declared, **sizes})
@@ -70,21 +71,29 @@ FUSED: Final = {
 
 
 def _canonical(weights: Weights, spec: ModelSpec, prefix: str, head: torch.Tensor | None) -> Weights:
-    """The layer's weights by the decoder's names, out of Hugging Face's."""
-    layer = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
-    empty = layer["self_attn.o_proj.weight"].new_zeros(UNUSED, spec.hidden_size)
+    """The layers' weights by the decoder's names, out of Hugging Face's."""
+    empty = weights[f"{prefix}self_attn.o_proj.weight"].new_zeros(UNUSED, spec.hidden_size)
     canonical = {"embed.weight": empty, "head.weight": empty if head is None else head}
+    for layer in range(spec.num_layers):
+        canonical |= _of_layer(weights, prefix.replace("0", str(layer)), f"layers.{layer}.")
+    if "norm.weight" in weights:
+        canonical["final_norm.weight"] = weights["norm.weight"]
+    return canonical
+
+
+def _of_layer(weights: Weights, prefix: str, own: str) -> Weights:
+    """One layer's weights, whose names begin with `prefix`, by names that begin with `own`."""
+    layer = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+    canonical = {}
     for name, parts in FUSED.items():
-        canonical[f"layers.0.{name}.weight"] = torch.cat([layer[f"{part}.weight"] for part in parts])
+        canonical[f"{own}{name}.weight"] = torch.cat([layer[f"{part}.weight"] for part in parts])
         biases = [
             layer.get(f"{part}.bias", layer[f"{part}.weight"].new_zeros(len(layer[f"{part}.weight"]))) for part in parts
         ]
         if any(f"{part}.bias" in layer for part in parts):
-            canonical[f"layers.0.{name}.bias"] = torch.cat(biases)
+            canonical[f"{own}{name}.bias"] = torch.cat(biases)
     for stored, name in RENAMED.items():
         for kind in ("weight", "bias"):
             if f"{stored}.{kind}" in layer:
-                canonical[f"layers.0.{name}.{kind}"] = layer[f"{stored}.{kind}"]
-    if "norm.weight" in weights:
-        canonical["final_norm.weight"] = weights["norm.weight"]
+                canonical[f"{own}{name}.{kind}"] = layer[f"{stored}.{kind}"]
     return canonical

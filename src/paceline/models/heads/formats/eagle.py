@@ -2,7 +2,9 @@
 
 eagle         a Llama's config.json; EAGLE-1 has `fc.weight` and `layers.0.*`, EAGLE-3 `midlayer.*`. An older layout of
               vLLM has the Llama's keys under "model", and "model." before the names.
-speculators   config.json with `speculators_model_type` "eagle3" and a `transformer_layer_config`; vLLM reads it too.
+              P-EAGLE is EAGLE-3 with `mask_hidden`, `layers.*` of any number and `ptd_token_id`.
+speculators   config.json with `speculators_model_type` "eagle3" or "peagle" and a `transformer_layer_config`; vLLM
+              reads it too. P-EAGLE's has `mask_token_id`.
 
 `d2t` holds for each draft id how much larger the target's is, `t2d` which ids of the target there are. A layer id of
 EAGLE-3, where none are given 2, n // 2 and n - 3 of n layers, means what that layer reads, which is what the one before
@@ -12,21 +14,27 @@ they give; they are read where that makes no doubt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
 
+from paceline.checkpoints import MASK_KEYS, mask_token
 from paceline.errors import ConfigError
 from paceline.models.heads.formats.base import Found, HeadFormat, HeadTarget, Shapes, dtype_of, layer_of, refuse_unread
-from paceline.models.heads.head_config import HeadConfig
+from paceline.models.heads.head_config import TAPPED, HeadConfig, HeadMethod
+from paceline.models.heads.head_tensors import MASK_HIDDEN
 from paceline.utils import shortened
 
 DROPPED: Final = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 """What says nothing that other tensors do not say."""
 
 NAMES: Final = {"lm_head.weight": "head.weight", "embed_tokens.weight": "embed.weight", "d2t": "draft_to_target"}
+
+LATER_NORM: Final = re.compile(r"layers\.[1-9]\d*\.hidden_norm\.weight")
+"""What vLLM keeps in every layer of P-EAGLE and uses in the first."""
 
 LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
 
@@ -35,6 +43,13 @@ SHAPE: Final = ("target_hidden_size", "layer_types", "sliding_window")
 
 THIRD: Final = (LAYERS, "norm_before_residual")
 """Keys of EAGLE-3."""
+
+NORMS: Final = ("norm_before_fc", "fc_norm")
+"""Keys of the `speculators` package that say which norms stand before fc; `norm_output` norms what EAGLE-3 goes on
+from, which P-EAGLE does not do."""
+
+TYPES: Final = {"eagle3": "eagle3", "peagle": "p_eagle"}
+"""`speculators_model_type` -> our method."""
 
 SPECULATORS: Final = ("speculators_model_type", "speculators_version", "speculators_config", "embed_requires_grad",
                       "transformer_layer_config")  # fmt: skip
@@ -51,7 +66,7 @@ class EagleFormat(HeadFormat):
     """Of EAGLE's authors."""
 
     name = "eagle"
-    methods: ClassVar[tuple[str, ...]] = ("eagle", "eagle3")
+    methods: ClassVar[tuple[str, ...]] = ("eagle", "eagle3", "p_eagle")
     whole = ("head.weight", "embed.weight")
 
     def matches(self, config: Found, shapes: Shapes) -> bool:
@@ -65,7 +80,8 @@ class EagleFormat(HeadFormat):
                 "token_map is not supported; leave it out, with truncated_vocab_size and the rows it cuts"
             )
         third = any(name.startswith("midlayer.") or ".hidden_norm." in name for name in shapes)
-        extra_keys = (*THIRD, "eagle_config") if third else ()
+        parallel = any(name.endswith(MASK_HIDDEN) for name in shapes)
+        extra_keys = (*THIRD, "eagle_config", *MASK_KEYS) if third else ()
         refuse_unread(config, (*SHAPE, "truncated_vocab_size", "eagle_fc_bias", *extra_keys))
         _check_sizes(config, config)
         more: dict[str, Any] = {}
@@ -73,8 +89,11 @@ class EagleFormat(HeadFormat):
             inner = _inner(config)
             taps = _taps(config.get(LAYERS), inner.get(LAYERS), num_layers)
             more = {"taps": taps, "norm_before_residual": _residual({**inner, **config})}
+        method: HeadMethod = "eagle3" if third else "eagle"
+        if third and parallel:
+            method, more = "p_eagle", more | _parallel(config, config)
         return HeadConfig(
-            method="eagle3" if third else "eagle",
+            method=method,
             hidden_size=config["hidden_size"],
             vocab_size=config["vocab_size"],
             draft_vocab_size=config.get("draft_vocab_size") or config["vocab_size"],
@@ -85,74 +104,96 @@ class EagleFormat(HeadFormat):
     def canonical(self, name: str, config: HeadConfig) -> str | None:
         while name.startswith("model."):
             name = name.removeprefix("model.")
-        return None if name in DROPPED else NAMES.get(name, name.replace("midlayer.", "layers.0.", 1))
+        if name in DROPPED or LATER_NORM.fullmatch(name):
+            return None
+        return NAMES.get(name, name.replace("midlayer.", "layers.0.", 1))
 
     def finish(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        offsets = weights.get("draft_to_target")
-        return weights if offsets is None else {**weights, "draft_to_target": torch.arange(len(offsets)) + offsets}
+        if (offsets := weights.get("draft_to_target")) is not None:
+            weights = {**weights, "draft_to_target": torch.arange(len(offsets)) + offsets}
+        if (hidden := weights.get(MASK_HIDDEN)) is not None:
+            weights = {**weights, MASK_HIDDEN: hidden.view(1, 1, -1)}
+        return weights
 
     def written(
         self, config: HeadConfig, weights: Mapping[str, Tensor], target: HeadTarget
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        third = config.method == "eagle3"
+        third, parallel = config.method in TAPPED, config.method == "p_eagle"
         if Q_NORM in weights:
             raise self.lacks("norms of queries and keys")
+        if _norms(weights):
+            raise self.lacks("norms before fc")
         more = {LAYERS: _ids(config), "norm_before_residual": config.norm_before_residual} if third else {}
+        if parallel:
+            more["ptd_token_id"] = config.mask_token_id
         return {
             **_llama(config),
             "architectures": ["LlamaForCausalLMEagle3" if third else "LlamaForCausalLM"],
             "draft_vocab_size": config.draft_vocab_size,
             "torch_dtype": dtype_of(weights),
             **more,
-        }, dict(_foreign(config, weights, layer="midlayer." if third else "layers.0."))
+        }, dict(_foreign(config, weights, layer="midlayer." if third and not parallel else "layers.0."))
 
 
 class SpeculatorsFormat(EagleFormat):
     """Of the `speculators` package, version 0.9."""
 
     name = "speculators"
-    methods = ("eagle3",)
+    methods = ("eagle3", "p_eagle")
 
     def matches(self, config: Found, shapes: Shapes) -> bool:
         return "speculators_model_type" in config
 
     def config_of(self, config: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
-        method = config["speculators_model_type"]
-        if method != "eagle3":
-            raise ConfigError(f"heads of type {method!r} are not supported; eagle3 is")
-        refuse_unread(config, (*SHAPE, *THIRD, *SPECULATORS))
+        kind = config["speculators_model_type"]
+        if kind not in TYPES:
+            raise ConfigError(f"heads of type {kind!r} are not supported; {' and '.join(TYPES)} are")
+        parallel = kind == "peagle"
+        own_keys = ("mask_token_id", "norm_output") if parallel else ()
+        refuse_unread(config, (*SHAPE, *THIRD, *SPECULATORS, *NORMS, *own_keys))
         layer = config["transformer_layer_config"]
         refuse_unread(layer, SHAPE, where="transformer_layer_config: ")
         _check_sizes(config, layer)
+        _check_norms(config, shapes)
+        if parallel and config.get("embed_requires_grad", True) and "embed_tokens.weight" not in shapes:
+            raise ConfigError("embed_requires_grad=True, and there is no embed_tokens.weight that was trained")
+        more = _parallel(config, layer) if parallel else {}
         return HeadConfig(
-            method="eagle3",
+            method="p_eagle" if parallel else "eagle3",
             hidden_size=layer["hidden_size"],
             vocab_size=layer["vocab_size"],
             draft_vocab_size=config["draft_vocab_size"],
             taps=_taps(config.get(LAYERS), None, num_layers),
             layer=layer_of(layer),
             norm_before_residual=_residual(config),
+            **more,
         )
 
     def written(
         self, config: HeadConfig, weights: Mapping[str, Tensor], target: HeadTarget
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        parallel, norms = config.method == "p_eagle", _norms(weights)
+        kind = "peagle" if parallel else "eagle3"
         way = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+        more: dict[str, Any] = dict.fromkeys(norms, True)
+        if parallel:
+            more |= {"mask_token_id": config.mask_token_id, "embed_requires_grad": True}
         return {
-            "architectures": ["Eagle3Speculator"],
-            "speculators_model_type": "eagle3",
+            "architectures": ["PEagleSpeculator" if parallel else "Eagle3Speculator"],
+            "speculators_model_type": kind,
             "speculators_version": "0.9.0",
             "draft_vocab_size": config.draft_vocab_size,
             "norm_before_residual": config.norm_before_residual,
             LAYERS: _ids(config),
             "transformer_layer_config": _llama(config) | (QWEN3 if Q_NORM in weights else {}),
             "speculators_config": {
-                "algorithm": "eagle3",
+                "algorithm": kind,
                 "default_proposal_method": "greedy",
                 "proposal_methods": [way],
                 "verifier": {"name_or_path": target.name, "architectures": [target.kind]},
             },
             "dtype": dtype_of(weights),
+            **more,
         }, dict(_foreign(config, weights, layer="layers.0."))
 
 
@@ -167,6 +208,28 @@ def _inner(config: Found) -> Found:
         raise ConfigError(f"eagle_config must be an object, got {shortened(inner)}")
     refuse_unread(inner, (*THIRD, *UNUSED), where="eagle_config: ")
     return inner
+
+
+def _parallel(config: Found, layer: Found) -> dict[str, Any]:
+    """What P-EAGLE has beside EAGLE-3."""
+    mask = mask_token(config, "the head")
+    if mask is None:
+        raise ConfigError(f"config.json names no mask token ({', '.join(MASK_KEYS)})")
+    return {"mask_token_id": mask, "num_layers": layer.get("num_hidden_layers") or 1}
+
+
+def _norms(weights: Container[str]) -> list[str]:
+    """The keys of the norms before fc that there are."""
+    there = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}
+    return [key for key, name in there.items() if name in weights]
+
+
+def _check_norms(config: Found, shapes: Shapes) -> None:
+    """Reject norms before fc that are switched on and not there, or there and not switched on."""
+    there = _norms(shapes)
+    for key in NORMS:
+        if bool(config.get(key)) != (key in there):
+            raise ConfigError(f"{key}={shortened(config.get(key))} does not fit the norms that there are before fc")
 
 
 def _residual(config: Found) -> bool:
@@ -220,7 +283,7 @@ def _llama(config: HeadConfig) -> dict[str, Any]:
         "model_type": "llama",
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": config.num_layers,
         "attention_bias": False,
         "tie_word_embeddings": False,
         **config.layer,
