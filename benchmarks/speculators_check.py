@@ -7,9 +7,9 @@ head is converted, loaded there, and given random states and tokens; its logits 
 in float32; likewise with `norm_before_residual`, with norms of queries and keys, and with norms before fc. Of P-EAGLE
 they are those of the package's pass over all tokens and the masks behind each, which are compared with one draft from
 each text here. A head that is made there with random weights and saved by the package is loaded here and compared in
-the same way. In the controls the exported file has another fc, and for P-EAGLE no `mask_hidden`, which the package
-fills with noise; both must not agree. Results: `results/speculators.json`, beside what it holds of the other method;
-exits with 1 where something differs.
+the same way. In the controls the exported file has another fc, or for P-EAGLE another `mask_hidden`, and must not
+agree. Results: `results/speculators.json`, beside what it holds of the other method; exits with 1 where something
+differs.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ import json, sys
 import torch, transformers
 from importlib.metadata import version
 from safetensors.torch import load_file, save_file
+from speculators.losses import resolve_loss_config
 from speculators.models.peagle import core
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
@@ -76,7 +77,8 @@ if parallel:
     n, depths = len(inputs["tokens"]), int(given["depths"])
     rows = [(anchor, depth) for depth in range(depths) for anchor in range(n - depth)]
     core.generate_cod_sample_indices = lambda **_: tuple(torch.tensor(one) for one in zip(*rows))
-    more = {"verifier_last_hidden_states": torch.zeros(1, n, model.hidden_size), "num_depths": depths}
+    more = {"verifier_last_hidden_states": torch.zeros(1, n, model.hidden_size), "num_depths": depths,
+            "loss_config": resolve_loss_config("kl_div", "eager")}
 else:
     more = {"ttt_steps": 1}
 model.lm_head.register_forward_hook(lambda module, _, made: found.append(made))
@@ -167,7 +169,7 @@ def measured(given: argparse.Namespace, llm: LLM, head: Path, folder: Path) -> t
     tensors = load_file(ours / "model.safetensors")
     controls = {"control": tensors | {"fc.weight": tensors["fc.weight"].roll(1, 0)}}
     if config.method == "p_eagle":
-        controls["control, no mask_hidden"] = {name: one for name, one in tensors.items() if name != "mask_hidden"}
+        controls["control, mask_hidden"] = tensors | {"mask_hidden": tensors["mask_hidden"].roll(1, -1)}
     for control, changed_tensors in controls.items():
         save_file(changed_tensors, ours / "model.safetensors", metadata={"format": "pt"})
         there(given.python, head=ours, **same)

@@ -63,7 +63,7 @@ WANTED: dict[str, dict[str, Any]] = {
     "kangaroo": {"exit_layer": 1, "fitting": SHORT},
     "eagle3": {"fitting": replace(SHORT, batch_rows=4)},
     **{name: {"fitting": SHORT} for name in ("hydra", "hydra++", "draft_model", "mtp")},
-    "p_eagle": {"num_layers": 1, "fitting": replace(SHORT, batch_rows=4)},
+    "p_eagle": {"num_layers": 1, "fitting": SHORT},
     "pard": {"draft_model": str(BUNDLED / "draft"), "fitting": replace(SHORT, learning_rate=1e-3)},
     "medusa2": {"fitting": replace(SHORT, learning_rate=1e-3)},
     "layer_skip": {"exit_layer": 1, "fitting": replace(SHORT, learning_rate=1e-3)},
