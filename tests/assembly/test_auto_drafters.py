@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from contract.worlds import BATCHES, PROMPT, VOCAB, target
-from drafters.test_contract import EAGLE, P_EAGLE
+from drafters.test_contract import EAGLE
 from engine.harness import run, tokens
 from tools.gtest import ERROR, g_test
 from toy_models import ToyModels, letters
@@ -49,7 +49,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "slem": {"model": "other"},
     "draft_model": {"model": "toy"},
     "eagle": {"model": EAGLE},
-    "p_eagle": {"model": P_EAGLE},
 }
 GREEDY = SamplingParams(temperature=0.0, max_tokens=160, ignore_eos=True)
 
