@@ -231,9 +231,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "p_eagle": [
         {"model": P_EAGLE},
         {"model": P_EAGLE, "tree_width": 3, "draft_context": None},
-        {"model": P_EAGLE, "tree_policy": "dyspec", "num_speculative_tokens": 3},
         {"model": P_EAGLE, "tree_policy": "rsd_s"},
-        {"model": P_EAGLE, "draft_sample_method": "greedy"},
         {"model": P_EAGLE, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
     ],
     "mtp": [{"model": MTP}, {"model": MTP, "tree_policy": "eagle2", "tree_width": 3}],
