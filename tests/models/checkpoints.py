@@ -435,6 +435,23 @@ CASES["hunyuan_v1_moe"] = Case(
     | {"rope_theta": 500.0, "rms_norm_eps": 1e-5},
     keys=qwen_moe_keys,
 )
+_ERNIE_MOE = {"head_dim": 32, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40, "use_bias": False}
+_ERNIE_MOE |= {"moe_num_shared_experts": 2, "moe_layer_start_index": 1}
+
+
+def ernie_moe_keys(tensors: Tensors) -> Tensors:
+    """One tensor an expert, and what ranks them beside the router."""
+    return {name.replace(".gate.moe_statics.", ".moe_statics."): one for name, one in qwen_moe_keys(tensors).items()}
+
+
+CASES["ernie4_5_moe"] = Case(
+    model_type="ernie4_5_moe",
+    new=_ERNIE_MOE | _rope("default", 500.0),
+    old=_ERNIE_MOE
+    | {"rope_theta": 500.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "moe_use_aux_free": True}
+    | {"moe_layer_end_index": 2, "moe_layer_interval": 1, "moe_gate": "topk", "moe_norm_min": 1e-12},
+    keys=ernie_moe_keys,
+)
 _SEED_OSS = {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}
 CASES["seed_oss"] = Case(
     model_type="seed_oss",
@@ -758,6 +775,7 @@ COMPILED = (
     "olmo3",
     "exaone4",
     "ernie4_5",
+    "ernie4_5_moe",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
     "seed_oss",
@@ -774,6 +792,7 @@ ARCHITECTURES = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "gemma3_text": "Gemma3ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",

@@ -113,6 +113,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                            "original_max_position_embeddings": 16},
         "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}}),
     "ernie4_5": ("ernie4_5", "ernie4_5", {"head_dim": 24, "use_bias": True}),
+    "ernie4_5_moe": ("ernie4_5-moe", "ernie4_5_moe", {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24,
+                                                      "moe_num_shared_experts": 2, "moe_layer_start_index": 1}),
     "exaone4": ("exaone4", "exaone4", {"num_hidden_layers": 5, "sliding_window": 8}),
     "exaone4-whole": ("exaone4", "exaone4", {"sliding_window": None, "layer_types": [SLIDING[1]] * 3}),
     "hunyuan_dense": ("hunyuan-dense", "hunyuan_v1_dense", {"head_dim": 24}),
@@ -226,7 +228,7 @@ def stored(name: str, model: Any) -> dict[str, torch.Tensor]:
             keys, values = value.view(4, 36, 24).split((16, 20), 1)
             found |= {f"{at}attn_k_b.weight": keys.transpose(1, 2), f"{at}attn_v_b.weight": values}
         elif ending == "e_score_correction_bias":
-            found[f"{at}exp_probs_b.bias"] = value
+            found[f"{at}exp_probs_b.bias"] = value.flatten()
         elif part == "mlp.experts.gate_up_proj":
             found[f"{at}ffn_gate_exps.weight"], found[f"{at}ffn_up_exps.weight"] = value.chunk(2, 1)
         elif part == "mlp.experts.down_proj":
@@ -325,6 +327,9 @@ def describe(writer: Any, architecture: str, config: Any) -> None:
         "expert_count": getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None),
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
+        "expert_shared_count": getattr(config, "moe_num_shared_experts", None),
+        "leading_dense_block_count": getattr(config, "moe_layer_start_index", None),
+        "interleave_moe_layer_step": getattr(config, "moe_layer_interval", None),
         "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
         "attention.sliding_window": getattr(config, "sliding_window", None) if architecture in SLIDES else None,
         **(latent_sizes(config) if architecture == "deepseek2" else {}),

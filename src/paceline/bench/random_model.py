@@ -53,6 +53,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "starcoder2": {},
     "glm4": {"attention_bias": True},
     "ernie4_5": {},
+    "ernie4_5_moe": {},
     "hunyuan_v1_dense": {},
     "seed_oss": {},
     "hunyuan_v1_moe": {},
@@ -211,6 +212,8 @@ def shape_config(shape: RandomShape) -> Any:
         settings["moe_intermediate_size"] = shape.mlp
         if shape.family != "glm4_moe":
             settings["num_key_value_heads"] = shape.heads
+    elif shape.family == "ernie4_5_moe":
+        settings |= {"moe_num_experts": shape.experts, "moe_k": shape.top_k, "moe_intermediate_size": shape.mlp}
     elif shape.family == "hunyuan_v1_moe":
         settings |= {"num_experts": shape.experts, "moe_topk": shape.top_k}
     elif shape.family in ("mixtral", "gpt_oss", "minimax_m2"):

@@ -142,6 +142,17 @@ def _ernie4_5(file: GgufFile) -> Metadata:
     return {"use_bias": "blk.0.attn_q.bias" in file.tensors}
 
 
+def _ernie4_5_moe(file: GgufFile) -> Metadata:
+    return _ernie4_5(file) | {
+        "moe_num_experts": file.get("expert_count"),
+        "moe_k": file.get("expert_used_count"),
+        "moe_intermediate_size": file.get("expert_feed_forward_length"),
+        "moe_num_shared_experts": file.get("expert_shared_count", 0),
+        "moe_layer_start_index": file.get("leading_dense_block_count", 0),
+        "moe_layer_interval": file.get("interleave_moe_layer_step", 1),
+    }
+
+
 def _glm4(file: GgufFile) -> Metadata:
     return {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
 
@@ -262,6 +273,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "starcoder2": Architecture(model_type="starcoder2", names=STARCODER2, extra=_starcoder2),
     "glm4": Architecture(model_type="glm4", names=GLM4, extra=_glm4),
     "ernie4_5": Architecture(model_type="ernie4_5", extra=_ernie4_5),
+    "ernie4_5-moe": Architecture(model_type="ernie4_5_moe", names=HUNYUAN_MOE, extra=_ernie4_5_moe),
     "hunyuan-dense": Architecture(model_type="hunyuan_v1_dense"),
     "hunyuan-moe": Architecture(model_type="hunyuan_v1_moe", names=HUNYUAN_MOE, extra=_hunyuan_moe),
     "seed_oss": Architecture(model_type="seed_oss", names={}, extra=_seed_oss),

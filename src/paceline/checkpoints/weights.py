@@ -13,7 +13,7 @@ all key-value heads):
     layers.N.mixer.* (checkpoints.mixer_tensors)
     layers.N.kv_norm.weight, .q_norm.weight, .kv_b.weight, .q_b.weight of latent attention, see `_latent_attention`
     layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`; where
-        scores are sigmoids, router.bias (e,) ranks experts, in float32 whatever the dtype
+        `MoeSpec.ranks`, router.bias (e,) ranks experts, in float32 whatever the dtype
     layers.N.shared.gate_up (2s, d), .shared.down (d, s), .shared.gate (1, d) of a shared MLP of s inner dimensions;
         without gates both gate_up have half as many rows
 
@@ -54,7 +54,7 @@ from paceline.utils import parts_of
 log = logging.getLogger("paceline")
 
 PREFIX = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)")
-IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(vision_tower|multi_modal_projector|visual|mtp|mtp_layers)\.")
+IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(vision_tower|multi_modal_projector|visual|mtp\w*)\.")
 """Buffers that are computed, parts of a multimodal model that text does not use, and prediction modules
 (checkpoints.prediction_modules), but for those that lie behind the layers.
 """
@@ -357,10 +357,10 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     def whole(name: str, shape: Shape) -> tuple[StoredTensor, ...]:
         return (StoredTensor(tuple(f"{block}experts.{name}" for block in blocks), shape),)
 
-    yield same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
-    if moe.sigmoid:
-        stored = (f"{layer}mlp.gate.{name}" for name in ("expert_bias", "e_score_correction_bias"))
-        yield replace(same(f"{layer}router.bias", (count,), *stored), wide=True)
+    router = same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
+    yield replace(router, wide=moe.biased_choice)
+    if moe.ranks:
+        yield _preference(moe, layer)
     parts, name = (GATE_UP, "gate_up_proj") if spec.gated else (GATE_UP[1:], "up_proj")
     shape, alone = (count, len(parts) * inner, d), _one_by_one(layer, count, parts, (inner, d))
     yield CanonicalTensor(f"{layer}experts.gate_up", shape, (whole(name, shape), alone))
@@ -370,6 +370,16 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
         yield from _shared_mlp(spec, moe, layer)
     if moe.shared_gate:
         yield same(f"{layer}shared.gate.weight", (1, d), f"{layer}mlp.shared_expert_gate.weight")
+
+
+def _preference(moe: MoeSpec, layer: str) -> CanonicalTensor:
+    """What experts are ranked by besides; ERNIE's files have it as a matrix of one row."""
+    own, other = (f"{layer}mlp.gate.{name}" for name in ("expert_bias", "e_score_correction_bias"))
+    if not moe.biased_choice:
+        return replace(same(f"{layer}router.bias", (moe.experts,), own, other), wide=True)
+    row = StoredTensor((other,), (1, moe.experts), arrange=torch.flatten, length=moe.experts)
+    flat = StoredTensor((own,), (moe.experts,))
+    return CanonicalTensor(f"{layer}router.bias", (moe.experts,), ((flat,), (row,)), wide=True)
 
 
 def _shared_mlp(spec: ModelSpec, moe: MoeSpec, layer: str) -> Iterator[CanonicalTensor]:

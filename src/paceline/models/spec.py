@@ -56,6 +56,7 @@ class MoeSpec:
         sigmoid: scores are sigmoids, not a softmax over all experts. A bias of each expert, if there is one, is added
             for choosing, not for weighing, and the best groups are those with the highest sums of two best scores.
             Source: Ling 2.0 and LLaDA2.0 (arXiv:2512.15745).
+        biased_choice: scores of a softmax have such a bias, too (ERNIE 4.5).
     """
 
     experts: int
@@ -68,6 +69,12 @@ class MoeSpec:
     scaling: float = 1.0
     groups: tuple[int, int] | None = None
     sigmoid: bool = False
+    biased_choice: bool = False
+
+    @property
+    def ranks(self) -> bool:
+        """Whether experts are chosen by other numbers than those that weigh them."""
+        return self.sigmoid or self.biased_choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,7 @@ def make_moe(
     Args:
         route: (r, hidden) -> (r, experts). gate_up: (r, hidden) -> (r, 2 * inner) of each expert, gate first. down:
             back.
-        preference: (experts,) bias that is added to sigmoids for choosing, see `MoeSpec.sigmoid`.
+        preference: (experts,) bias that is added to scores for choosing, see `MoeSpec.ranks`.
     Raises:
         ConfigError: the spec has no mixture.
     """
@@ -66,7 +66,7 @@ def make_moe(
     if moe is None:
         raise ConfigError("a layer is marked as a mixture of experts, but ModelSpec.moe is None; fill it in")
     experts = [make_mlp(spec, *maps) for maps in zip(gate_up, down, strict=True)]
-    choose = partial(_by_sigmoid, moe, preference) if moe.sigmoid else partial(_by_softmax, moe)
+    choose = partial(_by_sigmoid if moe.sigmoid else _by_softmax, moe, preference)
 
     def mixture(x: torch.Tensor) -> torch.Tensor:
         share, chosen = choose(route(x))
@@ -75,13 +75,17 @@ def make_moe(
     return mixture
 
 
-def _by_softmax(moe: MoeSpec, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_softmax(
+    moe: MoeSpec, preference: torch.Tensor | None, scores: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Shares and numbers of the chosen experts, each (r, top_k), from the router's output (r, experts)."""
     shares = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    ranked = shares if preference is None else shares + preference
     if moe.groups is not None:
-        grouped = shares.view(len(shares), moe.groups[0], -1)
-        shares = _in_best_groups(grouped, grouped.amax(-1), moe.groups[1], 0.0)
-    share, chosen = shares.topk(moe.top_k, -1)
+        grouped = ranked.view(len(ranked), moe.groups[0], -1)
+        ranked = _in_best_groups(grouped, grouped.amax(-1), moe.groups[1], 0.0)
+    chosen = ranked.topk(moe.top_k, -1).indices
+    share = shares.gather(1, chosen)
     if moe.norm_top_k:
         share = share / share.sum(-1, keepdim=True)
     if moe.scaling != 1.0:

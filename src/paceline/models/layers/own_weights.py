@@ -97,7 +97,7 @@ class OwnWeights:
     def mixture(self) -> Map:
         """The mixture of experts, with what every token goes through beside them."""
         spec, preference = self._spec, None
-        if spec.moe is not None and spec.moe.sigmoid:
+        if spec.moe is not None and spec.moe.ranks:
             preference = self._weights.pop(f"{self._prefix}router.bias", None)
             router = self._wide_router()
         else:
