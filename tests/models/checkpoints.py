@@ -452,6 +452,13 @@ CASES["ernie4_5_moe"] = Case(
     | {"moe_layer_end_index": 2, "moe_layer_interval": 1, "moe_gate": "topk", "moe_norm_min": 1e-12},
     keys=ernie_moe_keys,
 )
+CASES["apertus"] = Case(
+    model_type="apertus",
+    new=_WIDE_HEADS | {"attention_bias": True} | _rope("llama3", 500.0, **LLAMA3),
+    old=_WIDE_HEADS
+    | {"attention_bias": True, "rms_norm_eps": 1e-5, "hidden_act": "xielu", "mlp_bias": False, "post_norm": False}
+    | {"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}, "qk_norm": True},
+)
 _SEED_OSS = {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}
 CASES["seed_oss"] = Case(
     model_type="seed_oss",
@@ -774,6 +781,7 @@ COMPILED = (
     "mistral4",
     "olmo3",
     "exaone4",
+    "apertus",
     "ernie4_5",
     "ernie4_5_moe",
     "hunyuan_v1_dense",

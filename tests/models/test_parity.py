@@ -317,6 +317,8 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("hunyuan_v1_moe", _fields(qk_norm_rotated=False)),
     ("minimax_m2", _fields(qk_norm=None)),
     ("ernie4_5_moe", _moe(biased_choice=False)),
+    ("apertus", _unscaled),
+    ("apertus", _fields(activation="relu2")),
     ("qwen2_moe-wide", _moe(norm_top_k=True)),
     ("qwen2_moe-wide", _moe(shared_gate=False)),
     ("granitemoehybrid", _fields(residual_multiplier=1.0)),

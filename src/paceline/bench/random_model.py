@@ -52,6 +52,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "qwen3_moe": {"norm_topk_prob": True},
     "starcoder2": {},
     "glm4": {"attention_bias": True},
+    "apertus": {},
     "ernie4_5": {},
     "ernie4_5_moe": {},
     "hunyuan_v1_dense": {},
@@ -240,6 +241,8 @@ def _tensors(config: Any, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
             values = torch.full(parameter.shape, norms)
         elif name.endswith("bias"):
             values = torch.zeros(parameter.shape)
+        elif name.endswith(("act_fn.beta", "act_fn.eps")):
+            values = torch.tensor(0.5 if name.endswith("beta") else -1e-6)
         else:
             values = torch.randn(parameter.shape, generator=generator) * DEVIATION
         yield name, values.to(torch.bfloat16)

@@ -8,7 +8,8 @@ from typing import Any
 
 from paceline.checkpoints import gguf_hybrids as hybrids
 from paceline.checkpoints.gguf_file import GgufFile, Metadata
-from paceline.errors import UnsupportedModelError
+from paceline.errors import CheckpointError, UnsupportedModelError
+from paceline.utils import shortened
 
 NAMES: Mapping[str, str] = {
     "token_embd": "embed_tokens",
@@ -47,6 +48,7 @@ class Architecture:
         names: of tensors, where they differ from NAMES.
         window_period: of a file with a sliding window that does not say which layers have it, one in so many attends to
             everything; None is the family's default.
+        numbers: keys of metadata with a number for each layer -> the tensor that it is elsewhere, with its shape.
         yarn: parameters of YaRN that the model has and its files do not say. (llama.cpp rounds the ends of YaRN's ramp
             for gpt-oss too, which its makers do not.)
         extra: further keys of `config.json`.
@@ -57,6 +59,7 @@ class Architecture:
     norms_plus_one: bool = False
     names: Mapping[str, str] = field(default_factory=lambda: {"ffn_norm": "post_attention_layernorm"})
     window_period: int | None = None
+    numbers: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     yarn: Mapping[str, Any] = field(default_factory=dict)
     extra: Extra = lambda file: {}
 
@@ -100,6 +103,28 @@ def _multipliers(file: GgufFile) -> Metadata:
         "logits_scaling": "logit_scale",
     }
     return {ours: file.get(theirs) for ours, theirs in keys.items() if file.get(theirs) is not None}
+
+
+def by_layer(file: GgufFile, key: str) -> list[float]:
+    """The numbers of all layers that the metadata gives under a key, or one for all.
+
+    Raises:
+        CheckpointError: nothing of the kind.
+    """
+    found, count = file.get(key), file.number("block_count")
+    numbers = found if isinstance(found, list) else [found] * count
+    if len(numbers) != count or not all(isinstance(number, float) for number in numbers):
+        raise CheckpointError(
+            f"{file.path}: {file.architecture}.{key} must be a number for each of {count} layers, got "
+            f"{shortened(found)}; download it again"
+        )
+    return numbers
+
+
+def _apertus(file: GgufFile) -> Metadata:
+    for key in (*XIELU, "xielu.eps"):
+        by_layer(file, key)
+    return {"hidden_act": "xielu"}
 
 
 def _qwen2_moe(file: GgufFile) -> Metadata:
@@ -239,6 +264,11 @@ QWEN2_MOE = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+XIELU: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "xielu.alpha_p": ("mlp.act_fn.alpha_p", (1,)),
+    "xielu.alpha_n": ("mlp.act_fn.alpha_n", (1,)),
+    "xielu.beta": ("mlp.act_fn.beta", ()),
+}
 GPT_OSS = {"ffn_gate_inp": "mlp.router"}
 SHARED_EXPERTS = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
@@ -266,6 +296,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma2": Architecture(model_type="gemma2", norms_plus_one=True, names=SANDWICH, extra=_gemma2),
     "gemma3": Architecture(model_type="gemma3_text", norms_plus_one=True, names=SANDWICH, extra=_gemma3),
     "phi3": Architecture(model_type="phi3", names=PHI3),
+    "apertus": Architecture(model_type="apertus", numbers=XIELU, extra=_apertus),
     "smollm3": Architecture(model_type="smollm3", turned=True),
     "olmo2": Architecture(model_type="olmo2", window_period=4, extra=_olmo2),
     "exaone4": Architecture(model_type="exaone4", extra=_exaone4),

@@ -7,6 +7,7 @@ all key-value heads):
     layers.N.attn_norm, .mlp_norm, .post_attn_norm, .post_mlp_norm (d,), as far as the placement has them
     layers.N.qkv (q + 2k, d), or (q, d) where the keys are another layer's, .o (d, q)
     layers.N.gate_up (2i, d), or (i, d) without a gate, .down (d, i)
+    layers.N.xielu (3,), in float32 whatever the dtype: what its numbers p, n and b are made of (`xielu_numbers`)
     layers.N.q_norm.weight, .k_norm.weight    (head dim,), or (q,) and (k,)
     layers.N.sinks (h,), .attn_gate (q, d)
     layers.N.lambdas (4, head dim / 2), .heads_norm.weight (head dim,) of differential attention
@@ -54,9 +55,9 @@ from paceline.utils import parts_of
 log = logging.getLogger("paceline")
 
 PREFIX = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)")
-IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(vision_tower|multi_modal_projector|visual|mtp\w*)\.")
-"""Buffers that are computed, parts of a multimodal model that text does not use, and prediction modules
-(checkpoints.prediction_modules), but for those that lie behind the layers.
+IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.act_fn\.eps$|^(vision_tower|multi_modal_projector|visual|mtp\w*)\.")
+"""Buffers that are computed or keep a gradient finite, parts of a multimodal model that text does not use, and
+prediction modules (checkpoints.prediction_modules), but for those that lie behind the layers.
 """
 
 FOREIGN: Mapping[str, str] = {
@@ -323,6 +324,17 @@ def _mlp(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     yield same(f"{layer}down.weight", (d, inner), f"{layer}mlp.down_proj.weight")
     if spec.mlp_bias:
         yield same(f"{layer}down.bias", (d,), f"{layer}mlp.down_proj.bias")
+    if spec.activation == "xielu":
+        yield _xielu_numbers(layer)
+
+
+def _xielu_numbers(layer: str) -> CanonicalTensor:
+    stored: Sequence[tuple[str, Shape]] = (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()))
+    pieces = tuple(
+        StoredTensor((f"{layer}mlp.act_fn.{name}",), shape, at, arrange=torch.flatten, length=1)
+        for at, (name, shape) in enumerate(stored)
+    )
+    return CanonicalTensor(f"{layer}xielu", (3,), (pieces,), wide=True)
 
 
 def _second_half_first(rows: torch.Tensor) -> torch.Tensor:

@@ -265,7 +265,7 @@ def _inner(frame: int, layer: int, me: int, team: int) -> None:
             strip_sums(kind, weights + strip * strip_size(kind, steps), steps, gathered, pitch, stop - first, sums)
             add_bias(sums, stop - first, 0 if bias == 0 else bias + strip * STRIP_BYTES)
             target = read(frame + at.INNER) + first * inner_pitch + strip * each * item
-            put_inner(frame, sums, target, stop - first)
+            put_inner(frame, layer, sums, target, stop - first)
 
 
 @part_of_compiled

@@ -83,8 +83,9 @@ FIELD = 8
     BIASES,  # (heads, BIAS_PITCH) float32 over the attention's scale by falling distance, or 0
     SUM_NORM, MLP_SUM_NORM,  # norms of the residual stream behind attention and behind the MLP, or 0
     MIXER, STATES,  # address of the mixer's record, or 0, and of what it keeps of each sequence of the pass
+    XIELU,  # (3,) float32 of the activation of that name, or 0
     LAYER_FIELDS,
-) = range(0, 48 * FIELD, FIELD)  # fmt: skip
+) = range(0, 49 * FIELD, FIELD)  # fmt: skip
 
 (
     MIX_KIND, MIX_DELTA,  # models.cpu.mixers; 1 where states are written by the delta rule

@@ -24,9 +24,13 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def make_mlp(spec: ModelSpec, gate_up: Map, down: Map) -> Map:
-    """The spec's MLP; gate and up come from one matrix, or up alone where there is no gate."""
-    inner = _inner_of(spec)
+def make_mlp(spec: ModelSpec, gate_up: Map, down: Map, xielu: torch.Tensor | None = None) -> Map:
+    """The spec's MLP; gate and up come from one matrix, or up alone where there is no gate.
+
+    Args:
+        xielu: (3,) of the layer where that is its activation, see `xielu_numbers`.
+    """
+    inner = _inner_of(spec) if xielu is None else partial(_xielu, numbers=xielu_numbers(xielu))
     return lambda x: down(inner(gate_up(x)))
 
 
@@ -41,6 +45,24 @@ def _inner_of(spec: ModelSpec) -> Map:
         return act(gate).mul_(up)
 
     return gated if spec.gated else act
+
+
+def xielu_numbers(stored: torch.Tensor) -> tuple[float, float, float]:
+    """Factors of x^2 above 0, of exp(x) - 1 - x below and of x (models.spec), of the three that are stored: two through
+    a softplus, the second of which the last one is added to.
+    """
+    above, below = F.softplus(stored[:2].double()).tolist()
+    beta = float(stored[2])
+    return above, beta + below, beta
+
+
+def _xielu(x: torch.Tensor, numbers: tuple[float, float, float]) -> torch.Tensor:
+    """Source: Deriving activation functions using integration (arXiv:2411.13010)."""
+    above, below, beta = numbers
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    negative = wide.clamp(max=0.0)
+    curve = F.pad(negative, (0, 1))[:, :-1].expm1_() - negative  # of a view, so that a row keeps its bits
+    return (wide.clamp(min=0.0).square_().mul_(above) + curve.mul_(below) + wide * beta).to(x.dtype)
 
 
 def _clamped_swiglu(both: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
