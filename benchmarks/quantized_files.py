@@ -1,11 +1,12 @@
 """Quantised checkpoints as their own tools write them: what is read, beside what these tools make of it, speed, memory.
 
 usage: quantized_files.py --tools PYTHON [--model FOLDER] [--formats NAMES] [--only values,speed,memory]
-                          [--windows 4] [--repeats 5] [--threads 2]
+                          [--windows 4] [--repeats 5] [--threads 2] [--files FOLDER]
 
 PYTHON is the interpreter of an environment of its own with transformers, llmcompressor and compressed-tensors, and for
 GPTQ and AWQ gptqmodel (`pip install llmcompressor gptqmodel`), none of which Paceline needs. FOLDER is a checkpoint in
-floats, SmolLM2 by default, whose weights were rounded to 4 bits before, which flatters.
+floats, SmolLM2 by default, whose weights were rounded to 4 bits before, which flatters. Files that were made stay in
+`--files` and are not made again; without it they lie in a temporary folder. `--only` nothing makes them alone.
 
 values   every weight against what the tools decompress, both in bfloat16: none may differ. Then logits on windows of
          256 tokens, of the default and with activations of two bytes against quantization="none" in float32: root mean
@@ -16,7 +17,7 @@ speed    tokens per second of plain decoding, in turn with our own int4 or int8 
 memory   peak of a fresh process on top of one that has libraries and kernels, over that of our own form of FOLDER, at
          the first start and the next one
 
-Results: `results/quantized_files.json`.
+Results: `results/quantized_files.json`; formats that a run leaves out keep their figures.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -125,11 +127,24 @@ print(json.dumps({"seconds": perf_counter() - start, "bytes": status("VmHWM") - 
 
 
 def by_tools(tools: Path, code: str, **request: Any) -> None:
-    """Run code in the tools' environment, without a GPU."""
+    """Run code in the tools' environment, without a GPU, in the folder that it writes to."""
     kept_out = {"PYTHONPATH", "OMP_NUM_THREADS"}
     environment = {key: value for key, value in os.environ.items() if key not in kept_out}
-    environment["CUDA_VISIBLE_DEVICES"] = ""
-    subprocess.run([tools, "-c", code], input=json.dumps(request), text=True, check=True, env=environment)
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1", "GPTQMODEL_CPU_WORKERS": "2"}
+    where = Path(request["to"]).parent
+    subprocess.run([tools, "-c", code], input=json.dumps(request), text=True, check=True, env=environment, cwd=where)
+
+
+def made(given: argparse.Namespace, model: Path, texts: Sequence[str], work: Path) -> dict[str, Path]:
+    """The folder of each format, written by its tools unless it is there."""
+    files = {form: (given.files or work) / form for form in given.formats.split(",")}
+    for form, folder in files.items():
+        if not folder.exists():
+            to = work / f"{form}-new"
+            by_tools(given.tools, WRITE, name=form, model=str(model), to=str(to), texts=texts, group=given.group)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(to, folder)
+    return files
 
 
 def control_of(folder: Path, to: Path) -> Path:
@@ -237,25 +252,25 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--files", type=Path, default=None, help="where made files are kept")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    model = given.model or smollm2_folder()
+    given.tools, given.files = given.tools.absolute(), given.files and given.files.absolute()
+    model = (given.model or smollm2_folder()).absolute()
     parts, result = given.only.split(","), kept("quantized_files", given.folder)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         texts = [prompt.prompt for prompt in bundled_prompts()]
-        files = {form: work / form for form in given.formats.split(",")}
-        for form, folder in files.items():
-            by_tools(given.tools, WRITE, name=form, model=str(model), to=str(folder), texts=texts, group=given.group)
+        files = made(given, model, texts, work)
         if "values" in parts:
             ids = Tokenizer.load(model).encode("\n".join(texts))
             windows = [ids[at : at + WINDOW] for at in range(0, given.windows * WINDOW, WINDOW)]
-            result["values"] = values(given.tools, files, windows, work)
+            result["values"] = result.get("values", {}) | values(given.tools, files, windows, work)
         if "speed" in parts:
-            result["speed"] = speed(model, files, given.repeats, given.threads)
+            result["speed"] = result.get("speed", {}) | speed(model, files, given.repeats, given.threads)
         if "memory" in parts:
-            result["memory"] = memory(model, files, work)
+            result["memory"] = result.get("memory", {}) | memory(model, files, work)
     save("quantized_files", result, given.folder, parts=parts)
 
 

@@ -215,6 +215,7 @@ def shape_config(shape: RandomShape) -> Any:
             settings["num_key_value_heads"] = shape.heads
     elif shape.family == "ernie4_5_moe":
         settings |= {"moe_num_experts": shape.experts, "moe_k": shape.top_k, "moe_intermediate_size": shape.mlp}
+        settings["intermediate_size"] = 2 * shape.kv_heads * shape.mlp  # by which llama.cpp counts the shared ones
     elif shape.family == "hunyuan_v1_moe":
         settings |= {"num_experts": shape.experts, "moe_topk": shape.top_k}
     elif shape.family in ("mixtral", "gpt_oss", "minimax_m2"):
