@@ -96,10 +96,18 @@ if given["name"].startswith("ct-"):
     found = {name: value for name, value in model.state_dict().items() if name.endswith("_proj.weight")}
 else:
     from gptqmodel import BACKEND, GPTQModel
+    from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
+
+    def dense(module):
+        if hasattr(module, "dequantize_weight"):
+            return module.dequantize_weight()
+        numbers = dict(qweight=module.qweight, qzeros=module.qzeros, scales=module.scales.float())
+        return dequantize_gemm(bits=module.bits, group_size=module.group_size, **numbers)
+
     backend = BACKEND.TORCH_AWQ if given["name"] == "awq" else BACKEND.TORCH
     model = GPTQModel.load(given["file"], device="cpu", backend=backend, dtype=torch.float32).model
-    modules = {name: module for name, module in model.named_modules() if hasattr(module, "dequantize_weight")}
-    found = {f"{name}.weight": module.dequantize_weight().T for name, module in modules.items()}
+    modules = {name: module for name, module in model.named_modules() if hasattr(module, "qweight")}
+    found = {f"{name}.weight": dense(module).T for name, module in modules.items()}
 save_file({name: value.detach().bfloat16().contiguous().clone() for name, value in found.items()}, given["to"])
 """
 LOAD = """

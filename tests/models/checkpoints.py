@@ -156,6 +156,9 @@ _COHERE2 = {"sliding_window": 8, "logit_scale": 0.5, "tie_word_embeddings": True
 _GLM4 = {"head_dim": 24, "partial_rotary_factor": 0.5, "attention_bias": True}
 _GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 8}
 _PHI3 = {"original_max_position_embeddings": 32}
+_PHI4_MINI = _PHI3 | {"hidden_size": 128, "num_attention_heads": 1, "num_key_value_heads": 1}
+_PHI4_MINI |= {"sliding_window": 262144, "tie_word_embeddings": True}
+_PHI4_MINI_FACTORS = {"short_factor": [1.0] * 48, "long_factor": [1.0 + i / 8 for i in range(48)]}
 
 CASES: dict[str, Case] = {
     "llama": Case(
@@ -225,6 +228,17 @@ CASES: dict[str, Case] = {
         old=_PHI3
         | {"rope_theta": 10000.0, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
         | {"rope_scaling": {"type": "su", **LONGROPE}, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}},
+        afresh=True,
+        by_length=True,
+    ),
+    "phi3-mini": Case(
+        model_type="phi3",
+        new=_PHI4_MINI | _rope("longrope", partial_rotary_factor=0.75, **_PHI4_MINI_FACTORS),
+        old=_PHI4_MINI
+        | {"rope_theta": 10000.0, "partial_rotary_factor": 0.75, "rms_norm_eps": 1e-5, "attention_bias": False}
+        | {"rope_scaling": {"type": "longrope", **_PHI4_MINI_FACTORS}, "full_attn_mod": 1, "interpolate_factor": 1}
+        | {"lm_head_bias": False, "mlp_bias": False},
+        keys=with_head,
         afresh=True,
         by_length=True,
     ),
@@ -773,6 +787,7 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
 """Sizes that compiled passes take."""
 
 COMPILED = (
+    "phi3-mini",
     *(f"{name}-wide" for name in WIDE),
     "deepseek_v3",
     "glm4_moe",
