@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from paceline.assembly import build_parts
@@ -367,6 +369,27 @@ def test_load_describes_the_model(folder: Path) -> None:
     assert load(folder, "bfloat16").info.dtype == torch.bfloat16
     assert load(folder).info.fingerprint == info.fingerprint != load(folder, "bfloat16").info.fingerprint
     assert torch.allclose(scratch(runner, [1, 2, 3]), scratch(TransformersRunner(tiny("gpt2"), name="x"), [1, 2, 3]))
+
+
+def test_the_text_part_of_a_model_is_loaded_where_the_whole_cannot_be(tmp_path: Path, monkeypatch: Any) -> None:
+    """Gemma 3n as published: its vision needs a package that is not there, and its text lies behind a prefix."""
+    text = tiny("gemma3n_text")
+    tensors = {re.sub(r"^model\.", "model.language_model.", key): one for key, one in text.state_dict().items()}
+    tensors = {key: one.contiguous() for key, one in tensors.items() if key != "lm_head.weight"}
+    AutoConfig.for_model("gemma3n", text_config=text.config.to_dict()).save_pretrained(str(tmp_path))
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    def lacks_timm(*_: Any, **__: Any) -> None:
+        raise ImportError("TimmWrapperModel requires the timm library")
+
+    monkeypatch.setattr("transformers.Gemma3nForConditionalGeneration.__init__", lacks_timm)
+    runner, ids = load(tmp_path, "float32"), [5, 9, 2, 40]
+    assert runner.info.family == "gemma3n_text"
+    found = runner.extend([runner.open()], [ids], all_logits=True).logits
+    assert torch.allclose(found, scratch(TransformersRunner(text, name="x"), ids), atol=1e-5)
+    save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="of its weights"):
+        load(tmp_path, "float32")
 
 
 def edit(folder: Path, **changes: Any) -> None:
