@@ -10,7 +10,7 @@ floats, SmolLM2 by default, whose weights were rounded to 4 bits before, which f
 making files and `weights` does without PYTHON.
 
 weights  every weight against what the tools decompress, both in bfloat16: none may differ. The control is the same file
-         with all scales times 1.1, of which nearly all weights must differ, or the script exits with 1
+         with all scales times 1.1, of which nearly all weights but zeros must differ, or the script exits with 1
 logits   on windows of 256 tokens, of the default, of the control and with activations of two bytes, against
          quantization="none" in float32: root mean square of the difference over the deviation of the logits, and the
          share of positions with another most likely token
@@ -186,13 +186,13 @@ def compared(wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> d
 
 
 def differing(folder: Path, wanted: Mapping[str, torch.Tensor]) -> float:
-    """The share of weights that are not those wanted, in bfloat16."""
+    """How many weights are not those wanted, in bfloat16, as a share of those that are not 0, whatever their scale."""
     checkpoint, count = open_checkpoint(folder, read_config(folder)), 0
     for name, weight in wanted.items():
         found = torch.empty_like(weight)
         checkpoint.fill(name, found)
         count += int((found != weight).sum())
-    return count / sum(weight.numel() for weight in wanted.values())
+    return count / sum(int(weight.count_nonzero()) for weight in wanted.values())
 
 
 def weights(tools: Path, name: str, folder: Path, work: Path) -> dict[str, float]:
