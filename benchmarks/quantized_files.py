@@ -100,13 +100,14 @@ else:
     from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
 
     def dense(module):
+        module.scales = module.scales.float()  # as are the products with them
         if hasattr(module, "dequantize_weight"):
             return module.dequantize_weight()
-        numbers = dict(qweight=module.qweight, qzeros=module.qzeros, scales=module.scales.float())
+        numbers = dict(qweight=module.qweight, qzeros=module.qzeros, scales=module.scales)
         return dequantize_gemm(bits=module.bits, group_size=module.group_size, **numbers)
 
     backend = BACKEND.TORCH_AWQ if given["name"] == "awq" else BACKEND.TORCH
-    model = GPTQModel.load(given["file"], device="cpu", backend=backend, dtype=torch.float32).model
+    model = GPTQModel.load(given["file"], device="cpu", backend=backend, dtype=torch.float16).model
     modules = {name: module for name, module in model.named_modules() if hasattr(module, "qweight")}
     found = {f"{name}.weight": dense(module).T for name, module in modules.items()}
 save_file({name: value.detach().bfloat16().contiguous().clone() for name, value in found.items()}, given["to"])
@@ -280,7 +281,7 @@ def main() -> None:
             for form, folder in files.items():
                 result.setdefault(part, {})[form] = measures[part](form, folder)
                 print(form, part, json.dumps(result[part][form]), flush=True)
-                save("quantized_files", result, given.folder, parts=[part])
+                save("quantized_files", result, given.folder, parts=[f"{form}, {part}"])
 
 
 if __name__ == "__main__":
