@@ -59,7 +59,7 @@ DENSE = "hidden=1024,layers=8,heads=16,kv_heads=8,mlp=2816,vocab=32000"
 NO_GATE = DENSE.replace("2816", "4096")
 MIXTURES = {
     "mixtral": (1024, 8, 2), "qwen2_moe": (256, 32, 4), "qwen3_moe": (256, 32, 4), "deepseek_v2": (256, 32, 4),
-    "gpt_oss": (512, 16, 4),
+    "ernie4_5_moe": (256, 32, 4), "gpt_oss": (512, 16, 4),
 }  # fmt: skip
 GEMMA_270M = "gemma3:hidden=640,layers=18,heads=4,kv_heads=1,head_dim=256,mlp=2048,vocab=262144,context=32768"
 LARGE_LLAMA = "llama-large"
@@ -84,6 +84,7 @@ SHAPES = {
     "smollm2": "",
     **{family: f"{family}:{DENSE}" for family in DENSE_FAMILIES},
     "starcoder2": f"starcoder2:{NO_GATE}",
+    "apertus": f"apertus:{NO_GATE},tie=0",
     "gemma3-270m": GEMMA_270M,
     LARGE_LLAMA: f"llama:{DENSE.replace('layers=8', 'layers=22')}",
     **{

@@ -1,22 +1,24 @@
 """Quantised checkpoints as their own tools write them: what is read, beside what these tools make of it, speed, memory.
 
-usage: quantized_files.py --tools PYTHON [--model FOLDER] [--formats NAMES] [--only values,speed,memory]
-                          [--windows 4] [--repeats 5] [--threads 2]
+usage: quantized_files.py [--tools PYTHON] [--model FOLDER] [--formats NAMES] [--only weights,logits,speed,memory]
+                          [--windows 4] [--repeats 5] [--threads 2] [--files FOLDER]
 
 PYTHON is the interpreter of an environment of its own with transformers, llmcompressor and compressed-tensors, and for
 GPTQ and AWQ gptqmodel (`pip install llmcompressor gptqmodel`), none of which Paceline needs. FOLDER is a checkpoint in
-floats, SmolLM2 by default, whose weights were rounded to 4 bits before, which flatters.
+floats, SmolLM2 by default, whose weights were rounded to 4 bits before, which flatters. Files that were made stay in
+`--files` and are not made again; without it they lie in a temporary folder. `--only none` makes them alone. All but
+making files and `weights` does without PYTHON.
 
-values   every weight against what the tools decompress, both in bfloat16: none may differ. Then logits on windows of
-         256 tokens, of the default and with activations of two bytes against quantization="none" in float32: root mean
-         square of the difference over the deviation of the logits, and the share of positions with another most likely
-         token. The control is the same file with all scales times 1.1, of which nearly all weights must differ, or the
-         script exits with 1
+weights  every weight against what the tools decompress, both in bfloat16: none may differ. The control is the same file
+         with all scales times 1.1, of which nearly all weights but zeros must differ, or the script exits with 1
+logits   on windows of 256 tokens, of the default, of the control and with activations of two bytes, against
+         quantization="none" in float32: root mean square of the difference over the deviation of the logits, and the
+         share of positions with another most likely token
 speed    tokens per second of plain decoding, in turn with our own int4 or int8 of FOLDER
 memory   peak of a fresh process on top of one that has libraries and kernels, over that of our own form of FOLDER, at
          the first start and the next one
 
-Results: `results/quantized_files.json`.
+Results: `results/quantized_files.json`; formats that a run leaves out keep their figures.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -94,10 +97,19 @@ if given["name"].startswith("ct-"):
     found = {name: value for name, value in model.state_dict().items() if name.endswith("_proj.weight")}
 else:
     from gptqmodel import BACKEND, GPTQModel
+    from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
+
+    def dense(module):
+        module.scales = module.scales.float()  # as are the products with them
+        if hasattr(module, "dequantize_weight"):
+            return module.dequantize_weight()
+        numbers = dict(qweight=module.qweight, qzeros=module.qzeros, scales=module.scales)
+        return dequantize_gemm(bits=module.bits, group_size=module.group_size, **numbers)
+
     backend = BACKEND.TORCH_AWQ if given["name"] == "awq" else BACKEND.TORCH
-    model = GPTQModel.load(given["file"], device="cpu", backend=backend, dtype=torch.float32).model
-    modules = {name: module for name, module in model.named_modules() if hasattr(module, "dequantize_weight")}
-    found = {f"{name}.weight": module.dequantize_weight().T for name, module in modules.items()}
+    model = GPTQModel.load(given["file"], device="cpu", backend=backend, dtype=torch.float16).model
+    modules = {name: module for name, module in model.named_modules() if hasattr(module, "qweight")}
+    found = {f"{name}.weight": dense(module).T for name, module in modules.items()}
 save_file({name: value.detach().bfloat16().contiguous().clone() for name, value in found.items()}, given["to"])
 """
 LOAD = """
@@ -125,11 +137,24 @@ print(json.dumps({"seconds": perf_counter() - start, "bytes": status("VmHWM") - 
 
 
 def by_tools(tools: Path, code: str, **request: Any) -> None:
-    """Run code in the tools' environment, without a GPU."""
+    """Run code in the tools' environment, without a GPU, in the folder that it writes to."""
     kept_out = {"PYTHONPATH", "OMP_NUM_THREADS"}
     environment = {key: value for key, value in os.environ.items() if key not in kept_out}
-    environment["CUDA_VISIBLE_DEVICES"] = ""
-    subprocess.run([tools, "-c", code], input=json.dumps(request), text=True, check=True, env=environment)
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1", "GPTQMODEL_CPU_WORKERS": "2"}
+    where = Path(request["to"]).parent
+    subprocess.run([tools, "-c", code], input=json.dumps(request), text=True, check=True, env=environment, cwd=where)
+
+
+def made(given: argparse.Namespace, model: Path, texts: Sequence[str], work: Path) -> dict[str, Path]:
+    """The folder of each format, written by its tools unless it is there."""
+    files = {form: (given.files or work) / form for form in given.formats.split(",")}
+    for form, folder in files.items():
+        if not folder.exists():
+            to = work / f"{form}-new"
+            by_tools(given.tools, WRITE, name=form, model=str(model), to=str(to), texts=texts, group=given.group)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(to, folder)
+    return files
 
 
 def control_of(folder: Path, to: Path) -> Path:
@@ -162,101 +187,101 @@ def compared(wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> d
 
 
 def differing(folder: Path, wanted: Mapping[str, torch.Tensor]) -> float:
-    """The share of weights that are not those wanted, in bfloat16."""
+    """How many weights are not those wanted, in bfloat16, as a share of those that are not 0, whatever their scale."""
     checkpoint, count = open_checkpoint(folder, read_config(folder)), 0
     for name, weight in wanted.items():
         found = torch.empty_like(weight)
         checkpoint.fill(name, found)
         count += int((found != weight).sum())
-    return count / sum(weight.numel() for weight in wanted.values())
+    return count / sum(int(weight.count_nonzero()) for weight in wanted.values())
 
 
-def values(
-    tools: Path, files: Mapping[str, Path], windows: Sequence[Sequence[int]], work: Path
-) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for name, folder in files.items():
-        by_tools(tools, DECOMPRESS, name=name, file=str(folder), to=str(work / "weights.safetensors"))
-        wanted = load_file(work / "weights.safetensors")
-        control = control_of(folder, work / f"{name}-control")
-        shares = {"differing": differing(folder, wanted), "differing_control": differing(control, wanted)}
-        exact = ours(folder, windows, quantization="none")
-        found[name] = shares | {"default": compared(exact, ours(folder, windows))}
-        found[name]["control"] = compared(exact, ours(control, windows, quantization="none"))
-        if load_runner(folder).info.quantization == "blocks":
-            found[name]["two_bytes"] = compared(exact, ours(folder, windows, activation_bits=16))
-        print(name, json.dumps(found[name]), flush=True)
-        if shares["differing"] > 0 or shares["differing_control"] < 0.9:
-            sys.exit(
-                f"{name}: weights are not those that the format's own tool reads, or the control is not told from them"
-            )
+def weights(tools: Path, name: str, folder: Path, work: Path) -> dict[str, float]:
+    """Shares of weights that differ from the tools', of the file and of its control.
+
+    Raises:
+        SystemExit: some do, or the control is not told from them.
+    """
+    by_tools(tools, DECOMPRESS, name=name, file=str(folder), to=str(work / "weights.safetensors"))
+    wanted = load_file(work / "weights.safetensors")
+    shares = [differing(one, wanted) for one in (folder, control_of(folder, work / f"{name}-weights"))]
+    if shares[0] > 0 or shares[1] < 0.9:
+        sys.exit(
+            f"{name}: weights are not those that the format's own tool reads, or the control is not told from them: "
+            f"shares of {shares[0]:.3g} and {shares[1]:.3g} differ"
+        )
+    return {"differing": shares[0], "differing_control": shares[1]}
+
+
+def logits(model: Path, name: str, folder: Path, count: int, work: Path) -> dict[str, dict[str, float]]:
+    ids = Tokenizer.load(model).encode("\n".join(prompt.prompt for prompt in bundled_prompts()))
+    windows = [ids[at : at + WINDOW] for at in range(0, count * WINDOW, WINDOW)]
+    control, exact = control_of(folder, work / f"{name}-logits"), ours(folder, windows, quantization="none")
+    found = {"default": compared(exact, ours(folder, windows))}
+    found["control"] = compared(exact, ours(control, windows, quantization="none"))
+    if load_runner(folder).info.quantization == "blocks":
+        found["two_bytes"] = compared(exact, ours(folder, windows, activation_bits=16))
     return found
 
 
-def speed(model: Path, files: Mapping[str, Path], repeats: int, threads: int) -> dict[str, Any]:
+def speed(model: Path, name: str, folder: Path, repeats: int, threads: int) -> dict[str, Any]:
     greedy = SamplingParams(temperature=0, max_tokens=96, ignore_eos=True)
-    prompt, found = bundled_prompts()[0].prompt, dict[str, Any]()
-    for name, folder in files.items():
-        settings: dict[str, Any] = {"speculative_config": None, "threads": threads}
-        with LLM(str(folder), **settings) as theirs, LLM(str(model), quantization=FORMS[name], **settings) as own:
-            runs = {"file": lambda llm=theirs: llm.generate([prompt], greedy)}
-            runs[FORMS[name]] = lambda llm=own: llm.generate([prompt], greedy)
-            seconds = alternate(runs, repeats)
-        found[name] = {
-            **{key: greedy.max_tokens / median(times) for key, times in seconds.items()},
-            "ratio": ratio(seconds[FORMS[name]], seconds["file"]),
-        }
-        print(name, json.dumps(found[name]), flush=True)
-    return found
+    prompt, settings = bundled_prompts()[0].prompt, dict[str, Any](speculative_config=None, threads=threads)
+    with LLM(str(folder), **settings) as theirs, LLM(str(model), quantization=FORMS[name], **settings) as own:
+        runs = {"file": lambda: theirs.generate([prompt], greedy)}
+        runs[FORMS[name]] = lambda: own.generate([prompt], greedy)
+        seconds = alternate(runs, repeats)
+    rates = {key: greedy.max_tokens / median(times) for key, times in seconds.items()}
+    return {**rates, "ratio": ratio(seconds[FORMS[name]], seconds["file"])}
 
 
-def memory(model: Path, files: Mapping[str, Path], work: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, folder in files.items():
-        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        environment = os.environ | {"PACELINE_CACHE_DIR": str(work / f"{name}-cache")}
-        told: dict[str, Any] = {"file_bytes": size}
-        for start in ("first", "next"):
-            for what, arguments in {"file": [folder], "own": [model, FORMS[name]]}.items():
-                command = [sys.executable, "-c", LOAD, *map(str, arguments)]
-                done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-                told[f"{what}_{start}"] = json.loads(done.stdout.splitlines()[-1])
-            told[f"over_own_{start}"] = told[f"file_{start}"]["bytes"] / told[f"own_{start}"]["bytes"]
-        found[name] = told
-        print(name, json.dumps(told), flush=True)
-    return found
+def memory(model: Path, name: str, folder: Path, work: Path) -> dict[str, Any]:
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    environment = os.environ | {"PACELINE_CACHE_DIR": str(work / f"{name}-cache")}
+    told: dict[str, Any] = {"file_bytes": size}
+    for start in ("first", "next"):
+        for what, arguments in {"file": [folder], "own": [model, FORMS[name]]}.items():
+            command = [sys.executable, "-c", LOAD, *map(str, arguments)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            told[f"{what}_{start}"] = json.loads(done.stdout.splitlines()[-1])
+        told[f"over_own_{start}"] = told[f"file_{start}"]["bytes"] / told[f"own_{start}"]["bytes"]
+    return told
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tools", type=Path, required=True, help="interpreter with the formats' own tools")
+    parser.add_argument("--tools", type=Path, default=None, help="interpreter with the formats' own tools")
     parser.add_argument("--model", type=Path, default=None, help="a float checkpoint; default: SmolLM2")
     parser.add_argument("--formats", default=",".join(FORMS))
-    parser.add_argument("--only", default="values,speed,memory")
+    parser.add_argument("--only", default="weights,logits,speed,memory")
     parser.add_argument("--group", type=int, default=64, help="inputs of a group")
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--files", type=Path, default=None, help="where made files are kept")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    model = given.model or smollm2_folder()
+    given.tools, given.files = given.tools and given.tools.absolute(), given.files and given.files.absolute()
+    model = (given.model or smollm2_folder()).absolute()
     parts, result = given.only.split(","), kept("quantized_files", given.folder)
+    there = given.files is not None and all((given.files / form).exists() for form in given.formats.split(","))
+    if given.tools is None and ("weights" in parts or not there):
+        parser.error("--tools is needed for weights, and for files that are not in --files")
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        texts = [prompt.prompt for prompt in bundled_prompts()]
-        files = {form: work / form for form in given.formats.split(",")}
-        for form, folder in files.items():
-            by_tools(given.tools, WRITE, name=form, model=str(model), to=str(folder), texts=texts, group=given.group)
-        if "values" in parts:
-            ids = Tokenizer.load(model).encode("\n".join(texts))
-            windows = [ids[at : at + WINDOW] for at in range(0, given.windows * WINDOW, WINDOW)]
-            result["values"] = values(given.tools, files, windows, work)
-        if "speed" in parts:
-            result["speed"] = speed(model, files, given.repeats, given.threads)
-        if "memory" in parts:
-            result["memory"] = memory(model, files, work)
-    save("quantized_files", result, given.folder, parts=parts)
+        files = made(given, model, [prompt.prompt for prompt in bundled_prompts()], work)
+        measures: dict[str, Callable[[str, Path], dict[str, Any]]] = {
+            "weights": lambda form, folder: weights(given.tools, form, folder, work),
+            "logits": lambda form, folder: logits(model, form, folder, given.windows, work),
+            "speed": lambda form, folder: speed(model, form, folder, given.repeats, given.threads),
+            "memory": lambda form, folder: memory(model, form, folder, work),
+        }
+        for part in (part for part in measures if part in parts):
+            for form, folder in files.items():
+                result.setdefault(part, {})[form] = measures[part](form, folder)
+                print(form, part, json.dumps(result[part][form]), flush=True)
+                save("quantized_files", result, given.folder, parts=[f"{form}, {part}"])
 
 
 if __name__ == "__main__":

@@ -156,6 +156,9 @@ _COHERE2 = {"sliding_window": 8, "logit_scale": 0.5, "tie_word_embeddings": True
 _GLM4 = {"head_dim": 24, "partial_rotary_factor": 0.5, "attention_bias": True}
 _GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 8}
 _PHI3 = {"original_max_position_embeddings": 32}
+_PHI4_MINI = _PHI3 | {"hidden_size": 128, "num_attention_heads": 1, "num_key_value_heads": 1}
+_PHI4_MINI |= {"sliding_window": 262144, "tie_word_embeddings": True}
+_PHI4_MINI_FACTORS = {"short_factor": [1.0] * 48, "long_factor": [1.0 + i / 8 for i in range(48)]}
 
 CASES: dict[str, Case] = {
     "llama": Case(
@@ -225,6 +228,17 @@ CASES: dict[str, Case] = {
         old=_PHI3
         | {"rope_theta": 10000.0, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
         | {"rope_scaling": {"type": "su", **LONGROPE}, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}},
+        afresh=True,
+        by_length=True,
+    ),
+    "phi3-mini": Case(
+        model_type="phi3",
+        new=_PHI4_MINI | _rope("longrope", partial_rotary_factor=0.75, **_PHI4_MINI_FACTORS),
+        old=_PHI4_MINI
+        | {"rope_theta": 10000.0, "partial_rotary_factor": 0.75, "rms_norm_eps": 1e-5, "attention_bias": False}
+        | {"rope_scaling": {"type": "longrope", **_PHI4_MINI_FACTORS}, "full_attn_mod": 1, "interpolate_factor": 1}
+        | {"lm_head_bias": False, "mlp_bias": False},
+        keys=with_head,
         afresh=True,
         by_length=True,
     ),
@@ -434,6 +448,30 @@ CASES["hunyuan_v1_moe"] = Case(
     | {"moe_topk": [2, 2, 2], "moe_intermediate_size": [96] * 3, "num_shared_expert": [1] * 3}
     | {"rope_theta": 500.0, "rms_norm_eps": 1e-5},
     keys=qwen_moe_keys,
+)
+_ERNIE_MOE = {"head_dim": 32, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40, "use_bias": False}
+_ERNIE_MOE |= {"moe_num_shared_experts": 2, "moe_layer_start_index": 1}
+
+
+def ernie_moe_keys(tensors: Tensors) -> Tensors:
+    """One tensor an expert, and what ranks them beside the router."""
+    return {name.replace(".gate.moe_statics.", ".moe_statics."): one for name, one in qwen_moe_keys(tensors).items()}
+
+
+CASES["ernie4_5_moe"] = Case(
+    model_type="ernie4_5_moe",
+    new=_ERNIE_MOE | _rope("default", 500.0),
+    old=_ERNIE_MOE
+    | {"rope_theta": 500.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "moe_use_aux_free": True}
+    | {"moe_layer_end_index": 2, "moe_layer_interval": 1, "moe_gate": "topk", "moe_norm_min": 1e-12},
+    keys=ernie_moe_keys,
+)
+CASES["apertus"] = Case(
+    model_type="apertus",
+    new=_WIDE_HEADS | {"attention_bias": True} | _rope("llama3", 500.0, **LLAMA3),
+    old=_WIDE_HEADS
+    | {"attention_bias": True, "rms_norm_eps": 1e-5, "hidden_act": "xielu", "mlp_bias": False, "post_norm": False}
+    | {"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}, "qk_norm": True},
 )
 _SEED_OSS = {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}
 CASES["seed_oss"] = Case(
@@ -749,6 +787,7 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
 """Sizes that compiled passes take."""
 
 COMPILED = (
+    "phi3-mini",
     *(f"{name}-wide" for name in WIDE),
     "deepseek_v3",
     "glm4_moe",
@@ -757,7 +796,9 @@ COMPILED = (
     "mistral4",
     "olmo3",
     "exaone4",
+    "apertus",
     "ernie4_5",
+    "ernie4_5_moe",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
     "seed_oss",
@@ -774,6 +815,7 @@ ARCHITECTURES = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "gemma3_text": "Gemma3ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",

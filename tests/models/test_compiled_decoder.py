@@ -189,6 +189,7 @@ FEATURES = {
     "no gate, odd inner width": {"gated": False, "activation": "silu", "intermediate_size": 88},
     "attention and MLP side by side": {"parallel": True, "norm": "layer"},
     "attention sinks": {"attention_sinks": True, "num_kv_heads": 2, "num_heads": 4, "attention_scale": 0.3},
+    "xielu": {"gated": False, "activation": "xielu"},
     "clamped gate": {"activation": "clamped_swiglu", "swiglu_limit": 0.5},
     "latent attention": LATENT,
     "latent attention of queries": LATENT
@@ -227,6 +228,10 @@ FEATURES = {
         "moe": MoeSpec(
             experts=70, top_k=3, intermediate=40, norm_top_k=True, groups=(14, 3), sigmoid=True, shared=24, scaling=2.5
         ),
+        "layers": MIXED_LAYERS,
+    },
+    "experts chosen by a softmax and a bias": {
+        "moe": MoeSpec(experts=5, top_k=2, intermediate=40, norm_top_k=True, biased_choice=True),
         "layers": MIXED_LAYERS,
     },
     "scaled shares of experts": {
@@ -295,8 +300,9 @@ def test_features_of_mixtures_make_a_difference(name):
     assert not close(whole_pass(ours, IDS[:30]), whole_pass(plain, IDS[:30]), 1e-2)
 
 
-def test_a_bias_of_experts_chosen_by_sigmoids_counts():
-    spec = replace(spec_of(tiny_llama(**WIDE).config), **FEATURES["experts chosen by sigmoids"])
+@pytest.mark.parametrize("name", ["experts chosen by sigmoids", "experts chosen by a softmax and a bias"])
+def test_a_bias_that_ranks_experts_counts(name):
+    spec = replace(spec_of(tiny_llama(**WIDE).config), **FEATURES[name])
     weights = random_weights(spec, torch.float32)
     want = whole_pass(made(spec, weights, torch.float32, compiled=False), IDS[:30])
     assert close(whole_pass(made(spec, weights, torch.float32), IDS[:30]), want)
@@ -339,6 +345,11 @@ LIKE = {
         ),
         "layers": (LayerSpec(), LayerSpec(moe=True), LayerSpec(moe=True)),
         "intermediate_size": 184,
+    },
+    "apertus": FEATURES["xielu"] | {"qk_norm": "head"},
+    "ernie4_5_moe": {
+        "moe": MoeSpec(experts=6, top_k=2, intermediate=40, norm_top_k=True, shared=80, biased_choice=True),
+        "layers": (LayerSpec(), LayerSpec(moe=True), LayerSpec(moe=True)),
     },
 }
 

@@ -259,6 +259,8 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mistral4", "n_group": 2}, "n_group=2"),
     ({"model_type": "minimax_m2", "use_qk_norm": False}, "use_qk_norm=False"),
     ({"model_type": "hunyuan_v1_moe", "num_experts": [2, 3, 2]}, "num_experts that differs"),
+    ({"model_type": "ernie4_5_moe", "use_bias": True}, "use_bias=True"),
+    ({"model_type": "ernie4_5_moe", "moe_layer_end_index": 0}, "moe_layer_end_index=0"),
 ]
 
 

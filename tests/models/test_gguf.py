@@ -113,6 +113,9 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                            "original_max_position_embeddings": 16},
         "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}}),
     "ernie4_5": ("ernie4_5", "ernie4_5", {"head_dim": 24, "use_bias": True}),
+    "ernie4_5_moe": ("ernie4_5-moe", "ernie4_5_moe", {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24,
+                                                      "moe_num_shared_experts": 2, "moe_layer_start_index": 1}),
+    "apertus": ("apertus", "apertus", {"head_dim": 24} | rope("llama3", **LLAMA3)),
     "exaone4": ("exaone4", "exaone4", {"num_hidden_layers": 5, "sliding_window": 8}),
     "exaone4-whole": ("exaone4", "exaone4", {"sliding_window": None, "layer_types": [SLIDING[1]] * 3}),
     "hunyuan_dense": ("hunyuan-dense", "hunyuan_v1_dense", {"head_dim": 24}),
@@ -177,6 +180,7 @@ HUNYUAN |= {"mlp.gate.wg": "ffn_gate_inp"} | {
     f"mlp.shared_mlp.{x}_proj": f"ffn_{x}_shexp" for x in ("gate", "up", "down")
 }
 OWN = {
+    "apertus": {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},
     "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
     "hunyuan-dense": HUNYUAN,
     "hunyuan-moe": HUNYUAN,
@@ -208,7 +212,7 @@ def stored(name: str, model: Any) -> dict[str, torch.Tensor]:
     parts = PARTS | (
         SANDWICH if architecture in {"gemma2", "gemma3", "olmo2", "exaone4"} else OWN.get(architecture, {})
     )
-    for key, tensor in model.state_dict().items():
+    for key, tensor in without_numbers(model).items():
         short = key.removeprefix("model.")
         value = tensor + 1.0 if architecture.startswith("gemma") and "norm" in short else tensor
         if not short.startswith("layers."):
@@ -226,7 +230,7 @@ def stored(name: str, model: Any) -> dict[str, torch.Tensor]:
             keys, values = value.view(4, 36, 24).split((16, 20), 1)
             found |= {f"{at}attn_k_b.weight": keys.transpose(1, 2), f"{at}attn_v_b.weight": values}
         elif ending == "e_score_correction_bias":
-            found[f"{at}exp_probs_b.bias"] = value
+            found[f"{at}exp_probs_b.bias"] = value.flatten()
         elif part == "mlp.experts.gate_up_proj":
             found[f"{at}ffn_gate_exps.weight"], found[f"{at}ffn_up_exps.weight"] = value.chunk(2, 1)
         elif part == "mlp.experts.down_proj":
@@ -237,6 +241,11 @@ def stored(name: str, model: Any) -> dict[str, torch.Tensor]:
                 value = neighbours(value, heads[stem])
             found[f"{at}{parts[stem]}.{ending}"] = value.squeeze()
     return found
+
+
+def without_numbers(model: Any) -> dict[str, torch.Tensor]:
+    """A model's tensors, but for those that the metadata says."""
+    return {key: tensor for key, tensor in model.state_dict().items() if ".act_fn." not in key}
 
 
 def gpt_oss_tensors(part: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -284,6 +293,7 @@ def write(
     architecture = (MODELS | PATTERNS)[name][0]
     writer = gguf.GGUFWriter(path, architecture)
     describe(writer, architecture, model.config)
+    describe_xielu(writer, model)
     if window is not None:
         writer.add_uint32(f"{architecture}.attention.sliding_window", window)
     if isinstance(pattern, int):
@@ -325,6 +335,9 @@ def describe(writer: Any, architecture: str, config: Any) -> None:
         "expert_count": getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None),
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
+        "expert_shared_count": getattr(config, "moe_num_shared_experts", None),
+        "leading_dense_block_count": getattr(config, "moe_layer_start_index", None),
+        "interleave_moe_layer_step": getattr(config, "moe_layer_interval", None),
         "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
         "attention.sliding_window": getattr(config, "sliding_window", None) if architecture in SLIDES else None,
         **(latent_sizes(config) if architecture == "deepseek2" else {}),
@@ -348,6 +361,12 @@ def describe(writer: Any, architecture: str, config: Any) -> None:
     for theirs, ours in {"logit_scale": "logit_scale", "expert_weights_scale": "routed_scaling_factor"}.items():
         if getattr(config, ours, None) is not None:
             writer.add_float32(f"{architecture}.{theirs}", getattr(config, ours))
+
+
+def describe_xielu(writer: Any, model: Any) -> None:
+    for key in ("alpha_n", "alpha_p", "beta", "eps"):
+        if values := [one.item() for name, one in model.state_dict().items() if name.endswith(f".act_fn.{key}")]:
+            writer.add_array(f"apertus.xielu.{key}", values)
 
 
 def latent_sizes(config: Any) -> dict[str, int | None]:
@@ -416,6 +435,15 @@ def test_every_architecture_gives_the_logits_of_transformers(tmp_path: Path, nam
     wanted = logits_of(oracle(name), TEXT)
     assert (found - wanted).abs().max() < 1e-4
     assert (found - wanted.roll(1, 0)).abs().max() > 0.1
+
+
+def test_numbers_of_layers_that_are_too_few_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.describe_xielu", lambda writer, _: writer.add_array("apertus.xielu.beta", [0.5]))
+    path = write(tmp_path / "model.gguf", "apertus", oracle("apertus"))
+    with pytest.raises(
+        CheckpointError, match=r"apertus\.xielu\.alpha_p must be a number for each of 3 layers, got None"
+    ):
+        read_config(path)
 
 
 @pytest.mark.parametrize(

@@ -316,6 +316,9 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("hunyuan_v1_dense", _fields(qk_norm_rotated=False)),
     ("hunyuan_v1_moe", _fields(qk_norm_rotated=False)),
     ("minimax_m2", _fields(qk_norm=None)),
+    ("ernie4_5_moe", _moe(biased_choice=False)),
+    ("apertus", _unscaled),
+    ("apertus", _fields(activation="relu2")),
     ("qwen2_moe-wide", _moe(norm_top_k=True)),
     ("qwen2_moe-wide", _moe(shared_gate=False)),
     ("granitemoehybrid", _fields(residual_multiplier=1.0)),
@@ -365,7 +368,7 @@ def test_the_check_catches_a_wrong_model(
     assert distance(logits, reference(name, TEXT[:LONG])) > 10 * CASES[name].tolerance
 
 
-@pytest.mark.parametrize("name", ["glm4", "cohere2", "ernie4_5"])
+@pytest.mark.parametrize("name", ["glm4", "cohere2", "ernie4_5", "ernie4_5_moe"])
 def test_the_check_catches_pairs_of_other_dimensions(name: str, tmp_path: Path) -> None:
     folder, device = checkpoints.write(name, "new", tmp_path), torch.device("cpu")
     spec = spec_from_config(read_config(folder))

@@ -83,6 +83,15 @@ PUBLISHED: dict[str, tuple[str, str]] = {
         '<tool_calls>[{"name": "add", "arguments": {"a": 7}}, {"name": "now", "arguments": {}}]</tool_calls>',
     ),
     "olmo3": ("<function_calls>add(a=7)</function_calls>", "<function_calls>add(a=7)\nnow()</function_calls>"),
+    "apertus": (
+        '<|tools_prefix|>[{"add": {"a": 7}}]<|tools_suffix|>',
+        '<|tools_prefix|>[{"add": {"a": 7}}, {"now": {}}]<|tools_suffix|>',
+    ),
+    "gemma4": ("<|tool_call>call:add{a:7}<tool_call|>", "<|tool_call>call:now{}<tool_call|>"),
+    "phi4_mini_json": (
+        'functools[{"name": "add", "arguments": {"a": 7}}]',
+        'functools[{"name": "add", "arguments": {"a": 7}}, {"name": "now", "arguments": {}}]',
+    ),
     "glm45": (
         "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
         "\n<tool_call>now\n</tool_call>",
@@ -105,12 +114,14 @@ PUBLISHED: dict[str, tuple[str, str]] = {
 """A call of `add` as the chat templates write it, and what makes two of it: more text, or another one."""
 
 WHOLE = ("mistral", "pythonic", "deepseek_v3", "deepseek_v31", "kimi_k2", "minimax_m2", "hunyuan_a13b", "olmo3")
+WHOLE += ("apertus", "phi4_mini_json")
 """Formats of which all calls are one text."""
 
 MARKS = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<think>", "</think>"),
     *("<minimax:tool_call>", "</minimax:tool_call>", "<tool_calls>", "</tool_calls>"),
-    *("<function_calls>", "</function_calls>"),
+    *("<function_calls>", "</function_calls>", "<|tools_prefix|>", "<|tools_suffix|>"),
+    *("<|tool_call>", "<tool_call|>", '<|"|>'),
     *("<seed:tool_call>", "</seed:tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     *(bars(f"tool {words}") for words in ("calls begin", "calls end", "call begin", "call end", "sep")),
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
@@ -188,7 +199,7 @@ def wrong(text: str, call: str) -> list[str]:
         text.replace("7", "7.5"),
         text.replace("7", f"7{200 * ' '}"),
         text.replace("7", 200 * "7"),
-        re.sub(r'("a"|(?<=[(=>])a(?=[=><]))', lambda found: found[0].replace("a", "b"), text),
+        re.sub(r'("a"|(?<=[(=>{])a(?=[=><:]))', lambda found: found[0].replace("a", "b"), text),
         f"{text} and so on",
         text[:-1] if form_ends(call) else f"{text}}}",
     ]
@@ -224,7 +235,7 @@ def test_marks_come_as_the_tokens_that_they_are(marked: World, form: str) -> Non
     assert marked.obeys(grammar, call)
     tokens = marked.ids(call)
     special = [at for at, token in enumerate(tokens) if token in marked.tokenizer.added_ids]
-    assert bool(special) == (form not in ("llama3_json", "pythonic"))
+    assert bool(special) == (form not in ("llama3_json", "pythonic", "phi4_mini_json"))
     for at in special:  # the same text in other tokens
         spelled = [marked.ids(sign)[0] for sign in marked.tokenizer.tokens()[tokens[at]]]
         path = [*tokens[:at], *spelled, *tokens[at + 1 :]]

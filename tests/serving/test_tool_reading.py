@@ -71,6 +71,13 @@ PUBLISHED: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
                      '"arguments": {}}]</tool_calls>', [("weather", {"city": "Oslo"}), ("now", {})]),
     "olmo3": ('<function_calls>weather(city="Oslo", exact=true, unit=null)\nnow()</function_calls>',
               [("weather", {"city": "Oslo", "exact": True, "unit": None}), ("now", {})]),
+    "apertus": ('<|tools_prefix|>[{"weather": {"city": "Oslo"}}, {"now": {}}]<|tools_suffix|>',
+                [("weather", {"city": "Oslo"}), ("now", {})]),
+    "gemma4": ('<|tool_call>call:weather{city:<|"|>Oslo, {}<|"|>,days:3,more:{a:[1,true]},unit:null}<tool_call|>'
+               "<|tool_call>call:now{}<tool_call|>",
+               [("weather", {"city": "Oslo, {}", "days": 3, "more": {"a": [1, True]}, "unit": None}), ("now", {})]),
+    "phi4_mini_json": ('functools[{"name": "weather", "arguments": {"city": "Oslo"}}, {"name": "now", '
+                       '"arguments": {}}]', [("weather", {"city": "Oslo"}), ("now", {})]),
 }  # fmt: skip
 """Calls as the published templates of each family write them."""
 
@@ -79,6 +86,8 @@ THOUGHTS: dict[str, str] = {
     "mistral": "[THINK]hm < b\n[/THINK]",
     "seed": "<seed:think>hm < b\n</seed:think>",
     "command": "<|START_THINKING|>hm < b\n<|END_THINKING|>",
+    "apertus": "<|inner_prefix|>hm < b\n<|inner_suffix|>",
+    "gemma": "<|channel>thought\nhm < b\n<channel|>",
     "harmony": "<|channel|>analysis<|message|>hm < b\n<|end|><|start|>assistant",
 }
 
@@ -380,6 +389,10 @@ def test_values_have_the_types_of_their_schema(key: str, text: str, value: Any) 
     ("'<minimax:tool_call>' <invoke name=\"tool-name-1\"> <think>", "minimax_m2", "think"),
     ("'<function_calls>' + calls + '</function_calls>' <think>", "olmo3", "think"),
     ("'<tool_calls>[' + tool_call|tojson + ']</tool_calls>'", "hunyuan_a13b", "think"),
+    ("'<|inner_prefix|>' '<|tools_prefix|>' '[' {\"name\": arguments}", "apertus", "apertus"),
+    ("'<|tool_call>call:' + name + '{' '<|channel>thought\\n' + thinking_text + '\\n<channel|>'", "gemma4", "gemma"),
+    ("in a single JSON list formatted as functools[{\"name\": [name], \"arguments\": [JSON]}]", "phi4_mini_json",
+     "think"),
     ("<|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"x\", \"parameters\": {}}] <|START_THINKING|>", None,
      "command"),
     ("<|tool_call|> {{ tools | tojson }}", None, "think"),

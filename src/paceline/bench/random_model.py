@@ -52,7 +52,9 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "qwen3_moe": {"norm_topk_prob": True},
     "starcoder2": {},
     "glm4": {"attention_bias": True},
+    "apertus": {},
     "ernie4_5": {},
+    "ernie4_5_moe": {},
     "hunyuan_v1_dense": {},
     "seed_oss": {},
     "hunyuan_v1_moe": {},
@@ -211,6 +213,9 @@ def shape_config(shape: RandomShape) -> Any:
         settings["moe_intermediate_size"] = shape.mlp
         if shape.family != "glm4_moe":
             settings["num_key_value_heads"] = shape.heads
+    elif shape.family == "ernie4_5_moe":
+        settings |= {"moe_num_experts": shape.experts, "moe_k": shape.top_k, "moe_intermediate_size": shape.mlp}
+        settings["intermediate_size"] = 2 * shape.kv_heads * shape.mlp  # by which llama.cpp counts the shared ones
     elif shape.family == "hunyuan_v1_moe":
         settings |= {"num_experts": shape.experts, "moe_topk": shape.top_k}
     elif shape.family in ("mixtral", "gpt_oss", "minimax_m2"):
@@ -237,6 +242,8 @@ def _tensors(config: Any, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
             values = torch.full(parameter.shape, norms)
         elif name.endswith("bias"):
             values = torch.zeros(parameter.shape)
+        elif name.endswith(("act_fn.beta", "act_fn.eps")):
+            values = torch.tensor(0.5 if name.endswith("beta") else -1e-6)
         else:
             values = torch.randn(parameter.shape, generator=generator) * DEVIATION
         yield name, values.to(torch.bfloat16)

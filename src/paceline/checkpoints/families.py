@@ -26,12 +26,13 @@ from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import LayerSpec, ModelSpec, RopeSpec
 from paceline.utils import shortened
 
-ACTIVATIONS: Mapping[str, Literal["silu", "gelu", "gelu_tanh"]] = {
+ACTIVATIONS: Mapping[str, Literal["silu", "gelu", "gelu_tanh", "xielu"]] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "xielu": "xielu",
 }
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -186,6 +187,24 @@ _MINISTRAL3 = {
     "rope_parameters": MINISTRAL_ROPE | {"factor": 16.0, "original_max_position_embeddings": 16384},
 }
 
+_APERTUS = {
+    "hidden_act": "xielu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 12e6,
+    "max_position_embeddings": 65536,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+_APERTUS_NAMES: Rename = (
+    (re.compile(r"\.attention_layernorm\."), ".input_layernorm."),
+    (re.compile(r"\.feedforward_layernorm\."), ".post_attention_layernorm."),
+)
+
 FAMILIES: Mapping[str, ModelFamily] = {
     "llama": ModelFamily(mlp_bias=True),
     "mistral": ModelFamily(defaults=_MISTRAL, windows="all", attention_bias="no"),
@@ -218,6 +237,9 @@ FAMILIES: Mapping[str, ModelFamily] = {
         windows="all",
         attention_bias="no",
         extra=_starcoder2,
+    ),
+    "apertus": ModelFamily(
+        names=_APERTUS_NAMES, defaults=_APERTUS, qk_norm="head", extra=lambda keys: {"gated": False}
     ),
     "glm4": ModelFamily(defaults=_GLM4, placement="sandwich", rope_interleaved=True, attention_bias="no", extra=_glm4),
     "ernie4_5": ModelFamily(defaults=_ERNIE4_5, rope_interleaved=True, attention_bias="no", extra=_biases),
@@ -364,7 +386,7 @@ def _heads(keys: ConfigKeys) -> tuple[int, int, int]:
     return heads, kv_heads, keys.optional_size("head_dim") or keys.size("hidden_size") // heads
 
 
-def _activation(keys: ConfigKeys) -> Literal["silu", "gelu", "gelu_tanh"]:
+def _activation(keys: ConfigKeys) -> Literal["silu", "gelu", "gelu_tanh", "xielu"]:
     key = "hidden_activation" if keys.family.startswith("gemma") else "hidden_act"
     name = keys.get(key)
     if not isinstance(name, str) or name not in ACTIVATIONS:

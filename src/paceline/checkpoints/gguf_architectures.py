@@ -8,7 +8,8 @@ from typing import Any
 
 from paceline.checkpoints import gguf_hybrids as hybrids
 from paceline.checkpoints.gguf_file import GgufFile, Metadata
-from paceline.errors import UnsupportedModelError
+from paceline.errors import CheckpointError, UnsupportedModelError
+from paceline.utils import shortened
 
 NAMES: Mapping[str, str] = {
     "token_embd": "embed_tokens",
@@ -47,6 +48,7 @@ class Architecture:
         names: of tensors, where they differ from NAMES.
         window_period: of a file with a sliding window that does not say which layers have it, one in so many attends to
             everything; None is the family's default.
+        numbers: keys of metadata with a number for each layer -> the tensor that it is elsewhere, with its shape.
         yarn: parameters of YaRN that the model has and its files do not say. (llama.cpp rounds the ends of YaRN's ramp
             for gpt-oss too, which its makers do not.)
         extra: further keys of `config.json`.
@@ -57,6 +59,7 @@ class Architecture:
     norms_plus_one: bool = False
     names: Mapping[str, str] = field(default_factory=lambda: {"ffn_norm": "post_attention_layernorm"})
     window_period: int | None = None
+    numbers: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     yarn: Mapping[str, Any] = field(default_factory=dict)
     extra: Extra = lambda file: {}
 
@@ -102,6 +105,28 @@ def _multipliers(file: GgufFile) -> Metadata:
     return {ours: file.get(theirs) for ours, theirs in keys.items() if file.get(theirs) is not None}
 
 
+def by_layer(file: GgufFile, key: str) -> list[float]:
+    """The numbers of all layers that the metadata gives under a key, or one for all.
+
+    Raises:
+        CheckpointError: nothing of the kind.
+    """
+    found, count = file.get(key), file.number("block_count")
+    numbers = found if isinstance(found, list) else [found] * count
+    if len(numbers) != count or not all(isinstance(number, float) for number in numbers):
+        raise CheckpointError(
+            f"{file.path}: {file.architecture}.{key} must be a number for each of {count} layers, got "
+            f"{shortened(found)}; download it again"
+        )
+    return numbers
+
+
+def _apertus(file: GgufFile) -> Metadata:
+    for key in (*XIELU, "xielu.eps"):
+        by_layer(file, key)
+    return {"hidden_act": "xielu"}
+
+
 def _qwen2_moe(file: GgufFile) -> Metadata:
     return _qwen3_moe(file) | {
         "shared_expert_intermediate_size": file.get("expert_shared_feed_forward_length"),
@@ -140,6 +165,17 @@ def _starcoder2(file: GgufFile) -> Metadata:
 
 def _ernie4_5(file: GgufFile) -> Metadata:
     return {"use_bias": "blk.0.attn_q.bias" in file.tensors}
+
+
+def _ernie4_5_moe(file: GgufFile) -> Metadata:
+    return _ernie4_5(file) | {
+        "moe_num_experts": file.get("expert_count"),
+        "moe_k": file.get("expert_used_count"),
+        "moe_intermediate_size": file.get("expert_feed_forward_length"),
+        "moe_num_shared_experts": file.get("expert_shared_count", 0),
+        "moe_layer_start_index": file.get("leading_dense_block_count", 0),
+        "moe_layer_interval": file.get("interleave_moe_layer_step", 1),
+    }
 
 
 def _glm4(file: GgufFile) -> Metadata:
@@ -228,6 +264,11 @@ QWEN2_MOE = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+XIELU: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "xielu.alpha_p": ("mlp.act_fn.alpha_p", (1,)),
+    "xielu.alpha_n": ("mlp.act_fn.alpha_n", (1,)),
+    "xielu.beta": ("mlp.act_fn.beta", ()),
+}
 GPT_OSS = {"ffn_gate_inp": "mlp.router"}
 SHARED_EXPERTS = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
@@ -255,6 +296,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma2": Architecture(model_type="gemma2", norms_plus_one=True, names=SANDWICH, extra=_gemma2),
     "gemma3": Architecture(model_type="gemma3_text", norms_plus_one=True, names=SANDWICH, extra=_gemma3),
     "phi3": Architecture(model_type="phi3", names=PHI3),
+    "apertus": Architecture(model_type="apertus", numbers=XIELU, extra=_apertus),
     "smollm3": Architecture(model_type="smollm3", turned=True),
     "olmo2": Architecture(model_type="olmo2", window_period=4, extra=_olmo2),
     "exaone4": Architecture(model_type="exaone4", extra=_exaone4),
@@ -262,6 +304,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "starcoder2": Architecture(model_type="starcoder2", names=STARCODER2, extra=_starcoder2),
     "glm4": Architecture(model_type="glm4", names=GLM4, extra=_glm4),
     "ernie4_5": Architecture(model_type="ernie4_5", extra=_ernie4_5),
+    "ernie4_5-moe": Architecture(model_type="ernie4_5_moe", names=HUNYUAN_MOE, extra=_ernie4_5_moe),
     "hunyuan-dense": Architecture(model_type="hunyuan_v1_dense"),
     "hunyuan-moe": Architecture(model_type="hunyuan_v1_moe", names=HUNYUAN_MOE, extra=_hunyuan_moe),
     "seed_oss": Architecture(model_type="seed_oss", names={}, extra=_seed_oss),

@@ -18,7 +18,13 @@ import torch
 
 from paceline.checkpoints import gguf_hybrids as hybrids
 from paceline.checkpoints.checkpoint import Checkpoint, TensorEntry
-from paceline.checkpoints.gguf_architectures import EXPERTS, NAMES, architecture_of, layers_before_others
+from paceline.checkpoints.gguf_architectures import (
+    EXPERTS,
+    NAMES,
+    architecture_of,
+    by_layer,
+    layers_before_others,
+)
 from paceline.checkpoints.gguf_file import read_gguf
 from paceline.checkpoints.gguf_metadata import TABLES
 from paceline.errors import CheckpointError
@@ -33,7 +39,7 @@ FORMED = re.compile(r"^blk\.(\d+)\.(.+)$")
 @dataclass(frozen=True, slots=True)
 class _TensorSource:
     """Where a tensor comes from: one of the file, an expert of it, with rows of heads to bring into order; or `values`
-    beside it, see `_fill_latent`; or what `form` makes of it.
+    beside it, see `_fill_latent`; or what `form` makes of it. A `number` is said by the metadata, and has no source.
     """
 
     source: str
@@ -42,6 +48,7 @@ class _TensorSource:
     add: float = 0.0
     values: str | None = None
     form: Callable[[torch.Tensor], torch.Tensor] | None = None
+    number: float | None = None
 
 
 class GgufCheckpoint(Checkpoint):
@@ -62,6 +69,10 @@ class GgufCheckpoint(Checkpoint):
             block = FORMED.match(name)
             if block is None or layers is None or int(block[1]) < layers:  # others predict further tokens
                 self._add(name)
+        for key, (stored, shape) in self._architecture.numbers.items():
+            for layer, number in enumerate(by_layer(self.file, key)):
+                self._places[f"layers.{layer}.{stored}"] = _TensorSource("", number=number)
+                self.entries[f"layers.{layer}.{stored}"] = TensorEntry(path, "F32", shape, 4)
 
     def _add(self, name: str) -> None:
         stem, _, ending = name.rpartition(".")
@@ -135,7 +146,8 @@ class GgufCheckpoint(Checkpoint):
 
     def is_narrow(self, name: str) -> bool:
         """See `Checkpoint`."""
-        return self.file.is_narrow(self._places[name].source)
+        place = self._places[name]
+        return place.number is None and self.file.is_narrow(place.source)
 
     def place(self, name: str) -> tuple[str, Path, int, npt.NDArray[np.int64]]:
         """Of a matrix its type, its file, the bytes before it, and (rows,) the order of its rows there."""
@@ -164,6 +176,9 @@ class GgufCheckpoint(Checkpoint):
     def fill(self, name: str, out: torch.Tensor) -> None:
         """Write a tensor into `out` of the same shape, some rows at a time."""
         place = self._places[name]
+        if place.number is not None:
+            out.fill_(place.number)
+            return
         if place.values is not None:
             self._fill_latent(place.source, place.values, out)
             return

@@ -89,6 +89,13 @@ def _minimax_m2(keys: ConfigKeys) -> dict[str, Any]:
     return {"moe": replace(_mixtral(keys)["moe"], sigmoid=True)}
 
 
+def _ernie4_5_moe(keys: ConfigKeys) -> dict[str, Any]:
+    keys.only({"use_bias": (False,), "moe_layer_end_index": (-1, keys.size("num_hidden_layers") - 1)})
+    inner = keys.size("moe_intermediate_size")
+    moe = moe_spec(keys, "num_experts", inner, norm_top_k=True)
+    return {"moe": replace(moe, biased_choice=True, shared=inner * keys.count("moe_num_shared_experts"))}
+
+
 def _sigmoid_moe(keys: ConfigKeys) -> MoeSpec:
     """The mixture of DeepSeek-V3, and of those that follow it."""
     keys.only({"moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)})
@@ -251,6 +258,25 @@ _MINIMAX_M2 = {
     "num_local_experts": 256,
     "num_experts_per_tok": 8,
 }
+_ERNIE4_5_MOE = {
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "num_experts": 64,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1536,
+    "moe_num_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+_ERNIE4_5_MOE_KEYS = {
+    "moe_num_experts": "num_experts",
+    "moe_k": "num_experts_per_tok",
+    "moe_layer_start_index": "first_k_dense_replace",
+    "moe_layer_interval": "decoder_sparse_step",
+}
+_ERNIE4_5_MOE_NAMES: Rename = ((re.compile(r"\.mlp\.(gate\.)?moe_statics\."), ".mlp.gate."),)
 _MINIMAX_NAMES: Rename = (
     (re.compile(r"\.(mlp|block_sparse_moe)\.e_score_correction_bias$"), ".mlp.gate.e_score_correction_bias"),
 )
@@ -267,6 +293,14 @@ MIXTURE_FAMILIES: Mapping[str, ModelFamily] = {
     "mistral4": ModelFamily(defaults=_MISTRAL4, attention_bias="no", extra=_mistral4),
     "minimax_m2": ModelFamily(
         names=_MINIMAX_NAMES, defaults=_MINIMAX_M2, qk_norm="full", attention_bias="no", extra=_minimax_m2
+    ),
+    "ernie4_5_moe": ModelFamily(
+        keys=_ERNIE4_5_MOE_KEYS,
+        names=_ERNIE4_5_MOE_NAMES,
+        defaults=_ERNIE4_5_MOE,
+        rope_interleaved=True,
+        attention_bias="no",
+        extra=_ernie4_5_moe,
     ),
     "hunyuan_v1_moe": ModelFamily(
         keys={"moe_topk": "num_experts_per_tok"},

@@ -7,13 +7,14 @@ all key-value heads):
     layers.N.attn_norm, .mlp_norm, .post_attn_norm, .post_mlp_norm (d,), as far as the placement has them
     layers.N.qkv (q + 2k, d), or (q, d) where the keys are another layer's, .o (d, q)
     layers.N.gate_up (2i, d), or (i, d) without a gate, .down (d, i)
+    layers.N.xielu (3,), in float32 whatever the dtype: what its numbers p, n and b are made of (`xielu_numbers`)
     layers.N.q_norm.weight, .k_norm.weight    (head dim,), or (q,) and (k,)
     layers.N.sinks (h,), .attn_gate (q, d)
     layers.N.lambdas (4, head dim / 2), .heads_norm.weight (head dim,) of differential attention
     layers.N.mixer.* (checkpoints.mixer_tensors)
     layers.N.kv_norm.weight, .q_norm.weight, .kv_b.weight, .q_b.weight of latent attention, see `_latent_attention`
     layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`; where
-        scores are sigmoids, router.bias (e,) ranks experts, in float32 whatever the dtype
+        `MoeSpec.ranks`, router.bias (e,) ranks experts, in float32 whatever the dtype
     layers.N.shared.gate_up (2s, d), .shared.down (d, s), .shared.gate (1, d) of a shared MLP of s inner dimensions;
         without gates both gate_up have half as many rows
 
@@ -54,9 +55,9 @@ from paceline.utils import parts_of
 log = logging.getLogger("paceline")
 
 PREFIX = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)")
-IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(vision_tower|multi_modal_projector|visual|mtp|mtp_layers)\.")
-"""Buffers that are computed, parts of a multimodal model that text does not use, and prediction modules
-(checkpoints.prediction_modules), but for those that lie behind the layers.
+IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.act_fn\.eps$|^(vision_tower|multi_modal_projector|visual|mtp\w*)\.")
+"""Buffers that are computed or keep a gradient finite, parts of a multimodal model that text does not use, and
+prediction modules (checkpoints.prediction_modules), but for those that lie behind the layers.
 """
 
 FOREIGN: Mapping[str, str] = {
@@ -323,6 +324,17 @@ def _mlp(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     yield same(f"{layer}down.weight", (d, inner), f"{layer}mlp.down_proj.weight")
     if spec.mlp_bias:
         yield same(f"{layer}down.bias", (d,), f"{layer}mlp.down_proj.bias")
+    if spec.activation == "xielu":
+        yield _xielu_numbers(layer)
+
+
+def _xielu_numbers(layer: str) -> CanonicalTensor:
+    stored: Sequence[tuple[str, Shape]] = (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()))
+    pieces = tuple(
+        StoredTensor((f"{layer}mlp.act_fn.{name}",), shape, at, arrange=torch.flatten, length=1)
+        for at, (name, shape) in enumerate(stored)
+    )
+    return CanonicalTensor(f"{layer}xielu", (3,), (pieces,), wide=True)
 
 
 def _second_half_first(rows: torch.Tensor) -> torch.Tensor:
@@ -357,10 +369,10 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
     def whole(name: str, shape: Shape) -> tuple[StoredTensor, ...]:
         return (StoredTensor(tuple(f"{block}experts.{name}" for block in blocks), shape),)
 
-    yield same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
-    if moe.sigmoid:
-        stored = (f"{layer}mlp.gate.{name}" for name in ("expert_bias", "e_score_correction_bias"))
-        yield replace(same(f"{layer}router.bias", (count,), *stored), wide=True)
+    router = same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
+    yield replace(router, wide=moe.biased_choice)
+    if moe.ranks:
+        yield _preference(moe, layer)
     parts, name = (GATE_UP, "gate_up_proj") if spec.gated else (GATE_UP[1:], "up_proj")
     shape, alone = (count, len(parts) * inner, d), _one_by_one(layer, count, parts, (inner, d))
     yield CanonicalTensor(f"{layer}experts.gate_up", shape, (whole(name, shape), alone))
@@ -370,6 +382,16 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[CanonicalTensor]:
         yield from _shared_mlp(spec, moe, layer)
     if moe.shared_gate:
         yield same(f"{layer}shared.gate.weight", (1, d), f"{layer}mlp.shared_expert_gate.weight")
+
+
+def _preference(moe: MoeSpec, layer: str) -> CanonicalTensor:
+    """What experts are ranked by besides; ERNIE's files have it as a matrix of one row."""
+    own, other = (f"{layer}mlp.gate.{name}" for name in ("expert_bias", "e_score_correction_bias"))
+    if not moe.biased_choice:
+        return replace(same(f"{layer}router.bias", (moe.experts,), own, other), wide=True)
+    row = StoredTensor((other,), (1, moe.experts), arrange=torch.flatten, length=moe.experts)
+    flat = StoredTensor((own,), (moe.experts,))
+    return CanonicalTensor(f"{layer}router.bias", (moe.experts,), ((flat,), (row,)), wide=True)
 
 
 def _shared_mlp(spec: ModelSpec, moe: MoeSpec, layer: str) -> Iterator[CanonicalTensor]:

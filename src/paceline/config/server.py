@@ -14,6 +14,7 @@ from paceline.utils import MAX_COUNT, need, strings
 TOOL_FORMATS: Final = (
     *("hermes", "mistral", "mistral_args", "llama3_json", "pythonic", "qwen3_coder", "openai", "glm45"),
     *("deepseek_v3", "deepseek_v31", "kimi_k2", "seed_oss", "minimax_m2", "hunyuan_a13b", "olmo3"),
+    *("apertus", "gemma4", "phi4_mini_json"),
 )
 """How models write calls of functions (serving.chat.formats)."""
 

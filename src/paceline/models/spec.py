@@ -56,6 +56,7 @@ class MoeSpec:
         sigmoid: scores are sigmoids, not a softmax over all experts. A bias of each expert, if there is one, is added
             for choosing, not for weighing, and the best groups are those with the highest sums of two best scores.
             Source: Ling 2.0 and LLaDA2.0 (arXiv:2512.15745).
+        biased_choice: scores of a softmax have such a bias, too (ERNIE 4.5).
     """
 
     experts: int
@@ -68,6 +69,12 @@ class MoeSpec:
     scaling: float = 1.0
     groups: tuple[int, int] | None = None
     sigmoid: bool = False
+    biased_choice: bool = False
+
+    @property
+    def ranks(self) -> bool:
+        """Whether experts are chosen by other numbers than those that weigh them."""
+        return self.sigmoid or self.biased_choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +232,8 @@ class ModelSpec:
         gated: the MLP multiplies act(gate) * up; without, it is act(up).
         activation: "silu", "gelu", "gelu_tanh", "relu" or its square "relu2" on the gate; or "clamped_swiglu", in full
             gate * sigmoid(swiglu_alpha * gate) * (up + 1), with the gate at most swiglu_limit and up within it
-            (gpt-oss).
+            (gpt-oss); or "xielu", p * x^2 + b * x above 0 and n * (exp(x) - 1 - x) + b * x below, with three numbers
+            of each layer (xIELU, arXiv:2411.13010).
         positions, relative_bias: positions that are added to the embeddings, or weighed in attention; beside or instead
             of rotary ones.
         empty_start: the embedding at position 0 is zeros, whatever token stands there (Marian, which feeds none).
@@ -267,7 +275,7 @@ class ModelSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     gated: bool = True
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu", "xielu"] = "silu"
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
     attention_scale: float | None = None

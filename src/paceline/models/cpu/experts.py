@@ -53,7 +53,7 @@ def _route(frame: int, layer: int, me: int, team: int) -> None:
     strips, rows = (read(frame + at.EXPERTS) + read(frame + at.SHARED_GATE) + STRIP - 1) // STRIP, read(frame + at.ROWS)
     hidden, source = read(frame + at.HIDDEN), read(frame + at.X)
     bias, norm, normed = read(layer + at.ROUTER_BIAS), read(layer + at.MLP_NORM), -1
-    if read(frame + at.SIGMOID) == 1:
+    if read(frame + at.RANKED) == 1:
         bias = 0  # it ranks, and weighs nothing
     for item in range(rows * strips * me // team, rows * strips * (me + 1) // team):
         row, strip = item // strips, item % strips
@@ -102,8 +102,10 @@ def _take_best(ranks: int, experts: int) -> tuple[int, np.float32]:
 
 
 @part_of_compiled
-def _choose(frame: int, scores: int, chosen: int, shares: int) -> np.float32:
-    """The likeliest experts of one row and their shares, likeliest first; returns the sum of these."""
+def _choose(frame: int, preference: int, scores: int, chosen: int, shares: int) -> np.float32:
+    """The likeliest experts of one row and their shares, likeliest first; returns the sum of these. A bias
+    (`preference`, 0: none) is added for choosing alone; these ranks stand behind the scores.
+    """
     experts, top_k, groups = read(frame + at.EXPERTS), read(frame + at.TOP_K), read(frame + at.GROUPS)
     whole, taken = softmax(scores, experts, np.float32(1.0)), np.float32(0.0)
     if not whole > 0:  # logits that are not finite
@@ -111,13 +113,19 @@ def _choose(frame: int, scores: int, chosen: int, shares: int) -> np.float32:
             write(chosen + 8 * rank, rank)
             write_float(shares + 4 * rank, whole)
         return whole
+    ranks = scores
+    if preference != 0:
+        ranks, part = scores + (experts + LANES - 1) // LANES * 64, broadcast(np.float32(1.0) / whole)
+        for i in range(0, 4 * experts, 64):
+            store(ranks + i, fma(load(scores + i), part, load(preference + i)))
     if groups > 0:
-        _keep_best_groups(scores, experts // groups, groups, read(frame + at.BEST_GROUPS), False)
+        _keep_best_groups(ranks, experts // groups, groups, read(frame + at.BEST_GROUPS), False)
     for rank in range(top_k):
-        best, most = _take_best(scores, experts)
+        best, most = _take_best(ranks, experts)
+        share = (most if preference == 0 else read_float(scores + 4 * best)) / whole
         write(chosen + 8 * rank, best)
-        write_float(shares + 4 * rank, most / whole)
-        taken += most / whole
+        write_float(shares + 4 * rank, share)
+        taken += share
     return taken
 
 
@@ -164,16 +172,17 @@ def _lists(frame: int, me: int) -> tuple[int, int, int]:
 def _choose_of_row(frame: int, layer: int, row: int, scores: int, chosen: int, shares: int) -> None:
     """What one row goes through, and its shares.
 
-    `scores`: room for those of all experts, twice where they are sigmoids.
+    `scores`: room for those of all experts, twice where they are ranked by others.
     """
     experts, top_k = read(frame + at.EXPERTS), read(frame + at.TOP_K)
     source, factor = read(frame + at.ROUTE) + row * read(frame + at.ROUTE_PITCH), read_float(frame + at.SHARE_SCALE)
     for i in range(0, 4 * experts, 64):
         store(scores + i, load(source + i))
+    preference = read(layer + at.ROUTER_BIAS) if read(frame + at.RANKED) == 1 else 0
     if read(frame + at.SIGMOID) == 1:
-        taken = _choose_by_sigmoid(frame, read(layer + at.ROUTER_BIAS), scores, chosen, shares)
+        taken = _choose_by_sigmoid(frame, preference, scores, chosen, shares)
     else:
-        taken = _choose(frame, scores, chosen, shares)
+        taken = _choose(frame, preference, scores, chosen, shares)
     for i in range(top_k):
         share = read_float(shares + 4 * i)
         if read(frame + at.NORM_SHARES) == 1:
@@ -256,7 +265,7 @@ def _inner(frame: int, layer: int, me: int, team: int) -> None:
             strip_sums(kind, weights + strip * strip_size(kind, steps), steps, gathered, pitch, stop - first, sums)
             add_bias(sums, stop - first, 0 if bias == 0 else bias + strip * STRIP_BYTES)
             target = read(frame + at.INNER) + first * inner_pitch + strip * each * item
-            put_inner(frame, sums, target, stop - first)
+            put_inner(frame, layer, sums, target, stop - first)
 
 
 @part_of_compiled
@@ -320,4 +329,5 @@ def routing(moe: MoeSpec) -> dict[int, int | float]:
         at.EXPERTS: moe.experts, at.TOP_K: moe.top_k, at.GROUPS: groups, at.BEST_GROUPS: best,
         at.NORM_SHARES: int(moe.norm_top_k), at.SHARE_SCALE: float(moe.scaling),
         at.SHARED_MLP: int(moe.shared > 0), at.SHARED_GATE: int(moe.shared_gate), at.SIGMOID: int(moe.sigmoid),
+        at.RANKED: int(moe.ranks),
     }  # fmt: skip

@@ -39,7 +39,7 @@ FIELD = 8
     QK_NORM,  # what is normed of queries and keys, and when (models.cpu.attention)
     # mixtures: how many experts, of a row, groups and best of them (0: none); 1 where shares sum to 1; factor on shares
     EXPERTS, TOP_K, GROUPS, BEST_GROUPS, NORM_SHARES, SHARE_SCALE,
-    SIGMOID,  # 1 where scores are sigmoids, and the bias of a router ranks experts without weighing them
+    SIGMOID, RANKED,  # 1 where scores are sigmoids; where the bias of a router ranks experts without weighing them
     SHARED_MLP, SHARED_GATE,  # 1 where an MLP stands beside the experts, and where the router's last output is its gate
     # (rows, outputs) float32 of the router; each thread's lists of who goes where (models.cpu.experts)
     ROUTE, ROUTE_PITCH, CHOICE, CHOICE_SIZE,
@@ -58,7 +58,7 @@ FIELD = 8
     MIX_SPARE, MIX_SPARE_SIZE, SEQUENCES, SEQUENCE_ROWS,
     SETTLED, SETTLED_COUNT, PATH, PATH_COUNT,  # states that are committed, and the (nodes,) path that they take
     FRAME_FIELDS,
-) = range(0, 119 * FIELD, FIELD)  # fmt: skip
+) = range(0, 120 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs
@@ -83,8 +83,9 @@ FIELD = 8
     BIASES,  # (heads, BIAS_PITCH) float32 over the attention's scale by falling distance, or 0
     SUM_NORM, MLP_SUM_NORM,  # norms of the residual stream behind attention and behind the MLP, or 0
     MIXER, STATES,  # address of the mixer's record, or 0, and of what it keeps of each sequence of the pass
+    XIELU,  # (3,) float32 of the activation of that name, or 0
     LAYER_FIELDS,
-) = range(0, 48 * FIELD, FIELD)  # fmt: skip
+) = range(0, 49 * FIELD, FIELD)  # fmt: skip
 
 (
     MIX_KIND, MIX_DELTA,  # models.cpu.mixers; 1 where states are written by the delta rule

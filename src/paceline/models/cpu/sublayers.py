@@ -41,12 +41,13 @@ from paceline.models.cpu.vectors import (
     smaller,
     store,
     store_half,
+    sub,
 )  # fmt: skip
 from paceline.utils import part_of_compiled
 
 STRIP_BYTES = 4 * STRIP
 
-SILU, GELU_TANH, GELU, CLAMPED, RELU, RELU2 = 0, 1, 2, 3, 4, 5
+SILU, GELU_TANH, GELU, CLAMPED, RELU, RELU2, XIELU = 0, 1, 2, 3, 4, 5, 6
 """Activations of the gate, or of an MLP without one; CLAMPED is that of gpt-oss, see ModelSpec."""
 
 
@@ -170,7 +171,34 @@ def _clamped(gate: Any, up: Any, alpha: np.float32, limit: np.float32) -> Any:
 
 
 @part_of_compiled
-def put_inner(frame: int, sums: int, target: int, rows: int) -> None:
+def _above_line(x: Any) -> Any:
+    """exp(x) - 1 - x of lanes from 0 down: a series up to -0.5, where the difference would cancel out, and what is
+    gained from there on.
+    """
+    edge = broadcast(np.float32(-0.5))
+    near, far = larger(x, edge), smaller(x, edge)
+    series = fma(near, broadcast(np.float32(1 / 40320)), broadcast(np.float32(1 / 5040)))
+    series = fma(series, near, broadcast(np.float32(1 / 720)))
+    series = fma(series, near, broadcast(np.float32(1 / 120)))
+    series = fma(series, near, broadcast(np.float32(1 / 24)))
+    series = fma(series, near, broadcast(np.float32(1 / 6)))
+    series = fma(series, near, broadcast(np.float32(0.5)))
+    gained = sub(sub(exponential(far), far), sub(exponential(edge), edge))
+    return fma(mul(near, near), series, gained)
+
+
+@part_of_compiled
+def _xielu(x: Any, numbers: int) -> Any:
+    """See ModelSpec, of lanes; `numbers`: address of the three factors."""
+    above, below = broadcast(read_float(numbers)), broadcast(read_float(numbers + 4))
+    beta, zeros = broadcast(read_float(numbers + 8)), broadcast(np.float32(0.0))
+    positive = larger(x, zeros)
+    curve = fma(mul(positive, positive), above, mul(_above_line(smaller(x, zeros)), below))
+    return fma(x, beta, curve)
+
+
+@part_of_compiled
+def put_inner(frame: int, layer: int, sums: int, target: int, rows: int) -> None:
     """Inner activations of one strip, from `target` on: act(gate) * up of 32 gates and 32 ups, or act(up) of 64."""
     half, kind, gated = read(frame + at.KIND) == DOT, read(frame + at.ACTIVATE), read(frame + at.GATED) == 1
     alpha, limit = read_float(frame + at.ALPHA), read_float(frame + at.LIMIT)
@@ -178,7 +206,9 @@ def put_inner(frame: int, sums: int, target: int, rows: int) -> None:
         inner, row_sums = target + row * read(frame + at.INNER_PITCH), sums + row * STRIP_BYTES
         for i in range(2 if gated else 4):
             value = load(row_sums + 64 * i)
-            if kind == CLAMPED:
+            if kind == XIELU:
+                value = _xielu(value, read(layer + at.XIELU))
+            elif kind == CLAMPED:
                 value = _clamped(value, load(row_sums + 128 + 64 * i), alpha, limit)
             elif gated:
                 value = mul(_activated(value, kind), load(row_sums + 128 + 64 * i))
@@ -277,7 +307,7 @@ def gate_up(frame: int, layer: int, me: int, team: int) -> None:
         weight = read(layer + at.GATE_UP_WEIGHT) + strip * strip_size(kind, steps)
         strip_sums(kind, weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
         add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
-        put_inner(frame, sums, read(frame + at.INNER) + strip * each * item, rows)
+        put_inner(frame, layer, sums, read(frame + at.INNER) + strip * each * item, rows)
 
 
 @part_of_compiled

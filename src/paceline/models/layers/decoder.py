@@ -15,7 +15,6 @@ from paceline.models.attention.source_attention import SourceAttention
 from paceline.models.attention.tree_attention import AttentionStep, BatchStep, SequenceStep
 from paceline.models.base import ALL_LAYERS, LayerPlan
 from paceline.models.layers.differential import DifferentialHeads
-from paceline.models.layers.experts import make_mlp
 from paceline.models.layers.linear import (
     Map,
     RowInvariance,
@@ -89,7 +88,7 @@ class PackedLayer:
         if layer.moe:
             self.feed_forward = layer_weights.mixture()
         elif layer.mlp:
-            self.feed_forward = make_mlp(spec, layer_weights.linear("gate_up"), layer_weights.linear("down"))
+            self.feed_forward = layer_weights.mlp()
 
     def _take_attention(self, spec: ModelSpec, shape: AttentionShape, index: int, layer_weights: OwnWeights) -> None:
         self._sinks = sinks_by_head(layer_weights.take("sinks"), shape) if spec.attention_sinks else None

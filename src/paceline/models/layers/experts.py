@@ -24,9 +24,13 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def make_mlp(spec: ModelSpec, gate_up: Map, down: Map) -> Map:
-    """The spec's MLP; gate and up come from one matrix, or up alone where there is no gate."""
-    inner = _inner_of(spec)
+def make_mlp(spec: ModelSpec, gate_up: Map, down: Map, xielu: torch.Tensor | None = None) -> Map:
+    """The spec's MLP; gate and up come from one matrix, or up alone where there is no gate.
+
+    Args:
+        xielu: (3,) of the layer where that is its activation, see `xielu_numbers`.
+    """
+    inner = _inner_of(spec) if xielu is None else partial(_xielu, numbers=xielu_numbers(xielu))
     return lambda x: down(inner(gate_up(x)))
 
 
@@ -41,6 +45,24 @@ def _inner_of(spec: ModelSpec) -> Map:
         return act(gate).mul_(up)
 
     return gated if spec.gated else act
+
+
+def xielu_numbers(stored: torch.Tensor) -> tuple[float, float, float]:
+    """Factors of x^2 above 0, of exp(x) - 1 - x below and of x (models.spec), of the three that are stored: two through
+    a softplus, the second of which the last one is added to.
+    """
+    above, below = F.softplus(stored[:2].double()).tolist()
+    beta = float(stored[2])
+    return above, beta + below, beta
+
+
+def _xielu(x: torch.Tensor, numbers: tuple[float, float, float]) -> torch.Tensor:
+    """Source: Deriving activation functions using integration (arXiv:2411.13010)."""
+    above, below, beta = numbers
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    negative = wide.clamp(max=0.0)
+    curve = F.pad(negative, (0, 1))[:, :-1].expm1_() - negative  # of a view, so that a row keeps its bits
+    return (wide.clamp(min=0.0).square_().mul_(above) + curve.mul_(below) + wide * beta).to(x.dtype)
 
 
 def _clamped_swiglu(both: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
@@ -58,7 +80,7 @@ def make_moe(
     Args:
         route: (r, hidden) -> (r, experts). gate_up: (r, hidden) -> (r, 2 * inner) of each expert, gate first. down:
             back.
-        preference: (experts,) bias that is added to sigmoids for choosing, see `MoeSpec.sigmoid`.
+        preference: (experts,) bias that is added to scores for choosing, see `MoeSpec.ranks`.
     Raises:
         ConfigError: the spec has no mixture.
     """
@@ -66,7 +88,7 @@ def make_moe(
     if moe is None:
         raise ConfigError("a layer is marked as a mixture of experts, but ModelSpec.moe is None; fill it in")
     experts = [make_mlp(spec, *maps) for maps in zip(gate_up, down, strict=True)]
-    choose = partial(_by_sigmoid, moe, preference) if moe.sigmoid else partial(_by_softmax, moe)
+    choose = partial(_by_sigmoid if moe.sigmoid else _by_softmax, moe, preference)
 
     def mixture(x: torch.Tensor) -> torch.Tensor:
         share, chosen = choose(route(x))
@@ -75,13 +97,17 @@ def make_moe(
     return mixture
 
 
-def _by_softmax(moe: MoeSpec, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_softmax(
+    moe: MoeSpec, preference: torch.Tensor | None, scores: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Shares and numbers of the chosen experts, each (r, top_k), from the router's output (r, experts)."""
     shares = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    ranked = shares if preference is None else shares + preference
     if moe.groups is not None:
-        grouped = shares.view(len(shares), moe.groups[0], -1)
-        shares = _in_best_groups(grouped, grouped.amax(-1), moe.groups[1], 0.0)
-    share, chosen = shares.topk(moe.top_k, -1)
+        grouped = ranked.view(len(ranked), moe.groups[0], -1)
+        ranked = _in_best_groups(grouped, grouped.amax(-1), moe.groups[1], 0.0)
+    chosen = ranked.topk(moe.top_k, -1).indices
+    share = shares.gather(1, chosen)
     if moe.norm_top_k:
         share = share / share.sum(-1, keepdim=True)
     if moe.scaling != 1.0:

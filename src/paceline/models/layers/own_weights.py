@@ -94,10 +94,15 @@ class OwnWeights:
             for e, weight in enumerate(weights)
         ]
 
+    def mlp(self) -> Map:
+        """The MLP."""
+        xielu = self.take("xielu") if self._spec.activation == "xielu" else None
+        return make_mlp(self._spec, self.linear("gate_up"), self.linear("down"), xielu)
+
     def mixture(self) -> Map:
         """The mixture of experts, with what every token goes through beside them."""
         spec, preference = self._spec, None
-        if spec.moe is not None and spec.moe.sigmoid:
+        if spec.moe is not None and spec.moe.ranks:
             preference = self._weights.pop(f"{self._prefix}router.bias", None)
             router = self._wide_router()
         else:

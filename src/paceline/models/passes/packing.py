@@ -16,9 +16,10 @@ from paceline.models.cpu.experts import routing
 from paceline.models.cpu.latent import projection
 from paceline.models.cpu.matrix import pack
 from paceline.models.cpu.pages import address
-from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, RELU, RELU2, SILU
+from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, RELU, RELU2, SILU, XIELU
 from paceline.models.cpu.tiles import BLOCKS, BYTES, FINE_BLOCKS, FULL, HALF, NIBBLES, STRIP
 from paceline.models.layers.decoder import head_order
+from paceline.models.layers.experts import xielu_numbers
 from paceline.models.mixer_spec import MambaSpec, MixerSpec
 from paceline.models.passes.mixer_constants import mixer_constants
 from paceline.models.passes.packed_weights import PackedWeights
@@ -30,6 +31,7 @@ Maybe = torch.Tensor | None
 
 ACTIVATIONS = {
     "silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, "relu": RELU, "relu2": RELU2, "clamped_swiglu": CLAMPED,
+    "xielu": XIELU,
 }  # fmt: skip
 
 EXPERT_PARTS = {
@@ -241,6 +243,7 @@ class Packing:
             at.GATE_UP_BIAS: self._vector(self._take(f"{name}gate_up.bias"), paired=self._spec.gated),
             **self._product(f"{name}down", at.DOWN_KIND, at.DOWN_WEIGHT),
             at.DOWN_BIAS: self._vector(self._take(f"{name}down.bias")),
+            at.XIELU: self._vector(None if (numbers := self._take(f"{name}xielu")) is None else _of_xielu(numbers)),
         }
 
     def _mixture(self, name: str, moe: MoeSpec) -> dict[int, int]:
@@ -390,6 +393,10 @@ class Packing:
         strips[: len(vector)] = vector
         self.kept.append(strips)
         return strips.data_ptr()
+
+
+def _of_xielu(stored: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(xielu_numbers(stored))
 
 
 def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int | float]:

@@ -115,5 +115,5 @@ def _chosen(moe: MoeSpec) -> int:
 
 def _choice_bytes(moe: MoeSpec) -> int:
     """Of a thread's lists of rows and shares by expert, and of the scores of a row."""
-    scores = 4 * (1 + moe.sigmoid) * (_experts(moe) + LANES)
+    scores = 4 * (1 + moe.ranks) * (_experts(moe) + LANES)
     return -(-(8 * (_experts(moe) + 2) + 32 * _chosen(moe) + scores) // 64) * 64

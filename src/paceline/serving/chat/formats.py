@@ -10,8 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from paceline.serving.chat.apertus import APERTUS
 from paceline.serving.chat.base import ToolFormat
 from paceline.serving.chat.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from paceline.serving.chat.gemma import GEMMA4
 from paceline.serving.chat.glm import GLM45
 from paceline.serving.chat.harmony import HARMONY
 from paceline.serving.chat.hermes import HERMES
@@ -21,6 +23,7 @@ from paceline.serving.chat.llama import LLAMA3_JSON
 from paceline.serving.chat.minimax import MINIMAX_M2
 from paceline.serving.chat.mistral import MISTRAL, MISTRAL_ARGS
 from paceline.serving.chat.olmo import OLMO3
+from paceline.serving.chat.phi import PHI4_MINI
 from paceline.serving.chat.pythonic import PYTHONIC
 from paceline.serving.chat.qwen_coder import QWEN3_CODER, SEED_OSS
 
@@ -34,6 +37,9 @@ FORMATS: Final[Mapping[str, ToolFormat]] = {
     "minimax_m2": MINIMAX_M2,
     "hunyuan_a13b": HUNYUAN,
     "olmo3": OLMO3,
+    "apertus": APERTUS,
+    "gemma4": GEMMA4,
+    "phi4_mini_json": PHI4_MINI,
     "qwen3_coder": QWEN3_CODER,
     "mistral_args": MISTRAL_ARGS,
     "mistral": MISTRAL,

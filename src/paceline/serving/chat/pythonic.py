@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, Final
 
@@ -41,6 +42,7 @@ LITERALS: Final = (
 COMMA: /, ?/
 COLON: /: ?/
 STRING: /"([^"\\\x00-\x1f]|\\["'\\nrt]){0,4096}"|'([^'\\\x00-\x1f]|\\["'\\nrt]){0,4096}'/
+any_key: STRING
 any: STRING | REAL | "True" | "False" | "None" | any_list | any_dict
 any_list: "[" (any (COMMA any)*)? "]"
 any_dict: "{" (STRING COLON any (COMMA STRING COLON any)*)? "}"
@@ -116,24 +118,43 @@ def _unclear(text: str, place: int, quote: str) -> bool:
     return len(rest) < 3 and rest == len(rest) * rest[0] and rest[0] in "\"'" and quote in ("", 3 * rest[0])
 
 
-class PythonArguments(Parameters):
-    """Writes the parameters of one function as rules, which need `LITERALS`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notation:
+    """Says how values are written, as grammars; there are rules `any`, WHOLE and REAL besides.
+
+    Attributes:
+        text: of any text. words: of true, false and null.
+        comma: between values. equals, colon: between the name of a parameter or of a dict's value and the value.
+        key, inner_key: of such a name; `key` may raise an ApiError. value: of one value.
+    """
+
+    text: str
+    words: tuple[str, str, str]
+    comma: str
+    equals: str
+    colon: str
+    key: Callable[[str], str]
+    inner_key: Callable[[str], str]
+    value: Callable[[Any], str]
+
+
+class LiteralArguments(Parameters):
+    """Writes the parameters of one function as rules.
 
     Args:
         strict: of a function that does not say whether it is.
     Attributes:
         text: what is between the brackets of a call.
     Raises:
-        ApiError: a name that is none in Python, or what cannot be enforced.
+        ApiError: a name that cannot be written, or what cannot be enforced.
     """
 
-    def __init__(self, function: Function, rules: GrammarRules, *, strict: bool) -> None:
+    def __init__(self, function: Function, rules: GrammarRules, notation: Notation, *, strict: bool) -> None:
         super().__init__(function, strict=strict)
-        self._rules = rules
+        self._rules, self._notation = rules, notation
         self._known: dict[str, str] = {}
-        _check_name(function.name, function.name.split("."))
         self.limit(self.whole, OBJECT | {"type"})
-        self.text = self._members(self.whole, '"="', _key)
+        self.text = self._members(self.whole, notation.equals, notation.key)
 
     def _value(self, schema: Schema) -> str:
         """Return the grammar of a literal of this schema."""
@@ -142,7 +163,7 @@ class PythonArguments(Parameters):
         if not isinstance(schema, Mapping):
             raise self.wrong("must be schemas that something satisfies")
         if (values := self.listed(schema)) is not None:
-            return self._one_of([literal(repr(value)) for value in values])
+            return self._one_of([self._notation.value(value) for value in values])
         if (target := schema.get("$ref")) is not None:
             self.limit(schema, frozenset(("$ref",)))
             return self._referred(target)
@@ -162,7 +183,8 @@ class PythonArguments(Parameters):
             return self._dict(schema)
         if kind == "array":
             return self._list(schema)
-        return {"string": "STRING", "boolean": '("True" | "False")', "null": '"None"'}[kind]
+        true, false, null = self._notation.words
+        return {"string": self._notation.text, "boolean": f"({true} | {false})", "null": null}[kind]
 
     def _one_of(self, values: Sequence[str]) -> str:
         if not values:
@@ -182,7 +204,7 @@ class PythonArguments(Parameters):
         if most == 0:
             return '"[]"'
         times = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
-        body = f"{item} (COMMA {item}){times}"
+        body = f"{item} ({self._notation.comma} {item}){times}"
         return self._rules.rule(f'"[" {body if least else f"({body})?"} "]"')
 
     def _dict(self, schema: Mapping[str, Any]) -> str:
@@ -190,11 +212,11 @@ class PythonArguments(Parameters):
             more = schema.get("additionalProperties", True)
             if more is False:
                 return '"{}"'
-            value = self._value(more)
-            return self._rules.rule(f'"{{" (STRING COLON {value} (COMMA STRING COLON {value})*)? "}}"')
-        return self._rules.rule(f'"{{" {self._members(schema, "COLON", repr)} "}}"')
+            member = f"any_key {self._notation.colon} {self._value(more)}"
+            return self._rules.rule(f'"{{" ({member} ({self._notation.comma} {member})*)? "}}"')
+        return self._rules.rule(f'"{{" {self._members(schema, self._notation.colon, self._notation.inner_key)} "}}"')
 
-    def _members(self, schema: Schema, sign: str, spell: Any) -> str:
+    def _members(self, schema: Schema, sign: str, spell: Callable[[str], str]) -> str:
         """Return the grammar of the names and values of an object, in their order.
 
         Args:
@@ -206,16 +228,33 @@ class PythonArguments(Parameters):
             raise self.wrong(f"require {missing[0]!r}, which is not among their properties")
         first, later = "", ""  # of what is left, where nothing was written yet, and behind something
         for name in reversed(properties):
-            member = f"{literal(spell(name))} {sign} {self._value(properties[name])}"
+            member = f"{spell(name)} {sign} {self._value(properties[name])}"
             begun = f"{member} {later}"
             first = self._rules.rule(begun if name in required else f"({begun} | {first})" if first else f"({begun})?")
-            later = self._rules.rule(f"COMMA {begun}" if name in required else f"(COMMA {member})? {later}")
+            comma = self._notation.comma
+            later = self._rules.rule(f"{comma} {begun}" if name in required else f"({comma} {member})? {later}")
         return first
 
 
 def _key(name: str) -> str:
     _check_name(name, [name])
-    return name
+    return literal(name)
+
+
+def _literal(value: Any) -> str:
+    return literal(repr(value))
+
+
+PYTHON: Final = Notation(
+    text="STRING",
+    words=('"True"', '"False"', '"None"'),
+    comma="COMMA",
+    equals='"="',
+    colon="COLON",
+    key=_key,
+    inner_key=_literal,
+    value=_literal,
+)
 
 
 def _check_name(name: str, parts: Sequence[str]) -> None:
@@ -236,7 +275,12 @@ def _write(calls: Calls) -> str:
 def call_grammars(rules: GrammarRules, calls: AllowedCalls) -> dict[str, str]:
     """Add what literals need, and return the grammar of what is between the brackets of a call, by function."""
     rules.add(LITERALS)
-    return {function.name: PythonArguments(function, rules, strict=calls.strict).text for function in calls.functions}
+    for function in calls.functions:
+        _check_name(function.name, function.name.split("."))
+    return {
+        function.name: LiteralArguments(function, rules, PYTHON, strict=calls.strict).text
+        for function in calls.functions
+    }
 
 
 def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:

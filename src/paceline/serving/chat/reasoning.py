@@ -42,6 +42,8 @@ REASONING: Final[Mapping[str, ReasoningFormat]] = {
     "command": ReasoningFormat(
         "<|START_THINKING|>", "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
     ),
+    "gemma": ReasoningFormat("<|channel>thought", "<|channel>thought", "<channel|>"),
+    "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_prefix|>", "<|inner_suffix|>"),
     "mistral": ReasoningFormat("[THINK]", "[THINK]", "[/THINK]"),
     "think": TAGS,
 }

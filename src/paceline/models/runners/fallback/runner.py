@@ -25,6 +25,8 @@ from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.runners.fallback.transformers_cache import CausalModel, History, PassOutput, choose_history
 from paceline.tree import Scores, TokenTree
 
+log = logging.getLogger("paceline")
+
 UNLIMITED = 2**20
 """Longest context of models that declare none (recurrent ones)."""
 
@@ -127,13 +129,21 @@ class TransformersRunner:
             raise UnsupportedModelError(
                 f"{name} is a quantised checkpoint, which is not supported; use the original weights"
             )
-        try:
+
+        def loaded(shape: Any) -> Loaded:
             with quiet():
-                model, report = cls._loader(config).from_pretrained(
-                    str(folder), config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+                model, report = cls._loader(shape).from_pretrained(
+                    str(folder), config=shape, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
                 )
+            return model, report
+
+        try:
+            model, report = loaded(config)
         except Exception as error:  # as above
-            raise _refusal(error, name) from error
+            alone = _text_alone(loaded, config, cls._loader(config))
+            if alone is None:
+                raise _refusal(error, name) from error
+            model, report = alone
         _check_complete(report, name)
         return cls._started(model.to(device), name, max_context, tokens)
 
@@ -337,6 +347,24 @@ def _describe(model: Any, *, name: str, vocab_size: int, max_context: int, first
         fingerprint=f"transformers-{model.config.model_type}-{digest}-{str(model.dtype).removeprefix('torch.')}",
         passes="transformers",
     )
+
+
+Loaded = tuple[Any, Mapping[str, Any]]
+"""A model of transformers, and its report of what was in the files."""
+
+
+def _text_alone(loaded: Callable[[Any], Loaded], config: Any, loader: Any) -> Loaded | None:
+    """The text part of a model that cannot be loaded as a whole: what reads pictures and sounds may need packages that
+    are not there (timm for Gemma 3n). None where transformers has no class for it, or cannot load that either.
+    """
+    text = config.get_text_config()
+    if text is config or type(text) not in getattr(loader, "_model_mapping", {}):
+        return None
+    try:
+        return loaded(text)
+    except Exception as error:  # transformers raises anything; what the whole model lacks is told
+        log.debug("the text part alone cannot be loaded: %s", error)
+        return None
 
 
 def _check_complete(report: Mapping[str, Any], name: str) -> None:

@@ -379,7 +379,6 @@ def error_of(name: str, make: Callable[[], History], tokens: Sequence[int], expe
 def _candidates(model: CausalModel, tokens: Sequence[int]) -> dict[str, Callable[[], History]]:
     """Kinds that this model may allow, the fastest first."""
     from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     try:
         cache = model.run(tokens[:2]).cache
@@ -388,10 +387,9 @@ def _candidates(model: CausalModel, tokens: Sequence[int]) -> dict[str, Callable
         return {}
     if cache is None:
         return {}
-    plain = type(cache) is DynamicCache and all(
-        type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers
-    )
-    kinds: dict[str, Callable[[], History]] = {"cropped": lambda: CroppedHistory(model)} if plain else {}
+    plain = {*_layer_kinds().cropped, *_layer_kinds().windowed}
+    whole = type(cache) is DynamicCache and all(type(layer) in plain for layer in cache.layers)
+    kinds: dict[str, Callable[[], History]] = {"cropped": lambda: CroppedHistory(model)} if whole else {}
     return kinds | {CHUNKS: lambda: ReplayedHistory(model), SINGLY: lambda: ReplayedHistory(model, singly=True)}
 
 
