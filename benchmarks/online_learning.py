@@ -1,6 +1,6 @@
 """Does a drafter that learns from requests draft better, does it follow when they change, and what keeps it from harm?
 
-usage: online_learning.py --data FOLDER [--method hydra] [--warm-steps 60] [--requests 48] [--tokens 96]
+usage: online_learning.py --data FOLDER [--method hydra] [--warm-steps 30] [--requests 48] [--tokens 64]
                           [--interval 16] [--steps 32] [--threads 1] [--settings all] [--work FOLDER] [--folder FOLDER]
                           [--name online_learning]
 
@@ -85,8 +85,15 @@ def warmed(llm: LLM, given: argparse.Namespace) -> Path:
     """A head that has learned a little, trained here before or now."""
     folder: Path = given.work / f"{given.method}-{given.warm_steps}"
     if not (folder / "report.json").exists():
-        fitting = Fitting(steps=given.warm_steps, batch_rows=2, row_tokens=512, eval_steps=given.warm_steps, bf16=False)
-        config = TrainConfig(method=given.method, data=(TEXTS,), texts=True, most_prompts=400, fitting=fitting)
+        fitting = Fitting(
+            steps=given.warm_steps,
+            batch_rows=2,
+            row_tokens=256,
+            eval_steps=given.warm_steps,
+            warmup_steps=5,
+            bf16=False,
+        )
+        config = TrainConfig(method=given.method, data=(TEXTS,), texts=True, most_prompts=100, fitting=fitting)
         train(llm, config, folder, speed_prompts=0)
     return folder
 
@@ -201,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--method", default="hydra")
-    numbers = {"warm-steps": 60, "requests": 48, "tokens": 96, "interval": 16, "steps": 32, "threads": 1}
+    numbers = {"warm-steps": 30, "requests": 48, "tokens": 64, "interval": 16, "steps": 32, "threads": 1}
     for name, value in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--settings", default="all")

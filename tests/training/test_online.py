@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 from pathlib import Path
 from threading import Event, Timer
 from typing import Any
@@ -63,10 +64,11 @@ def subject_of(llm: LLM, trainer: str, rows: Tensor | None = None) -> Subject:
     return Subject(trainer, llm.runner.info, None, torch.empty(0) if rows is None else rows)
 
 
-def traffic(llm: LLM, count: int, taps: tuple[int, ...], *, ids: int = 16) -> list[dict[str, Tensor]]:
+@cache
+def traffic(llm: LLM, taps: tuple[int, ...] = ()) -> list[dict[str, Tensor]]:
     """Records of texts that the model wrote, in which every token stands in place of a draft."""
-    texts = [one.prompt for one in bundled_prompts()[:count]]
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    texts = [one.prompt for one in bundled_prompts()[:6]]
+    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
     found = []
     for out in llm.with_speculative_config(None).generate(texts, params, use_tqdm=False):
         tokens = [*out.prompt_token_ids, *out.outputs[0].token_ids]
@@ -75,7 +77,7 @@ def traffic(llm: LLM, count: int, taps: tuple[int, ...], *, ids: int = 16) -> li
         scores = llm.runner.extend([cache], [tokens], taps=taps or (last,), all_logits=True)
         llm.runner.release(cache)
         at = torch.arange(len(out.prompt_token_ids) + 1, len(tokens))
-        best = scores.logits[at - 1].topk(ids)
+        best = scores.logits[at - 1].topk(16)
         states = torch.cat([scores.taps[layer] for layer in taps or (last,)], 1)[:-1]
         record = {"tokens": torch.tensor(tokens), "at": at, "ids": best.indices, "logits": best.values}
         found.append(record | {"states": states, "embedded": llm.runner.embed(tokens)})
@@ -152,10 +154,10 @@ def test_a_head_learns_is_written_and_drafts(llm: LLM, tmp_path: Path, method: s
     """The same seam for each: the candidate is better in the replay, and is what its folder says."""
     folder = head_of(llm, method)
     taps = (0, 1, 2) if method == "eagle3" else ()
-    records = traffic(llm, 6, taps)
+    records = traffic(llm, taps)
     rows = llm.runner.head(torch.eye(llm.runner.info.hidden_size), norm=False)[:, :2048].T.contiguous()
     training = OnlineTraining(subject_of(llm, method, rows), GO_ON)
-    asked, tensors = job(folder, [*records[:4] * 6, *records[4:]], 2, output=str(tmp_path / "new"), learning_rate=2e-3)
+    asked, tensors = job(folder, [*records[:4] * 4, *records[4:]], 2, output=str(tmp_path / "new"), learning_rate=2e-3)
     found = training.round(asked, tensors)
     assert found["best"] == "candidate", found
     assert found["tokens_a_pass"]["candidate"] > found["tokens_a_pass"]["current"] + 0.02
@@ -171,10 +173,10 @@ def test_a_head_learns_is_written_and_drafts(llm: LLM, tmp_path: Path, method: s
 
 
 def test_a_draft_model_learns_layers_and_keeps_all_else(llm: LLM, tmp_path: Path) -> None:
-    records = traffic(llm, 6, ())
+    records = traffic(llm)
     training = OnlineTraining(subject_of(llm, "draft_model"), GO_ON)
     asked, tensors = job(
-        BUNDLED_DRAFT, [*records[:4] * 5, *records[2:4]], 2, output=str(tmp_path / "new"), learning_rate=1e-3
+        BUNDLED_DRAFT, [*records[2:4] * 6, *records[2:4]], 2, output=str(tmp_path / "new"), learning_rate=1e-3
     )  # the same texts, so that something is learned in so few steps
     found = training.round(asked, tensors)
     assert found["best"] == "candidate", found
@@ -184,7 +186,7 @@ def test_a_draft_model_learns_layers_and_keeps_all_else(llm: LLM, tmp_path: Path
 
 
 def test_nothing_is_learned_without_a_rate_and_nothing_worse_is_written(llm: LLM, tmp_path: Path) -> None:
-    folder, records = head_of(llm, "medusa"), traffic(llm, 4, ())
+    folder, records = head_of(llm, "medusa"), traffic(llm)[:4]
     rows = llm.runner.head(torch.eye(llm.runner.info.hidden_size), norm=False)[:, :2048].T.contiguous()
     training = OnlineTraining(subject_of(llm, "medusa", rows), GO_ON)
     frozen = training.round(*job(folder, records * 3, 2, output=str(tmp_path / "frozen"), learning_rate=0.0))

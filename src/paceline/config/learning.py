@@ -41,7 +41,10 @@ class LearnConfig:
     max_tenants: int = option(
         8, doc="Tenants whose drafters learn; the one that asked least lately makes way for another.", low=1
     )
-    rollback: bool = option(True, doc="Take a version back where fewer of its drafts are accepted than before it.")
+    rollback: bool = option(
+        True,
+        doc="Compare a new version with the one before it, and take it back where fewer of its drafts are right.",
+    )
     pause: str = option(
         "auto", choices=PAUSES,
         doc='"always": the trainer waits while requests run; "never"; "auto": where there are not more cores than '

@@ -7,8 +7,8 @@
    for most methods.
 3. Replay. Base, current version and candidate draft the newest requests, which were not learned; the best one drafts
    for requests that begin from then on. Those that run keep theirs, whose caches fit no other.
-4. Watch. Where a new version's drafts are accepted less often than those before it, by more than chance, it is taken
-   back at once.
+4. Compare. At first every second request still begins with the version before. Where fewer drafts of the new one are
+   accepted, by more than chance, it is taken back at once.
 
 Drafts are verified as ever: whatever is learned, tokens and distributions are the target's.
 

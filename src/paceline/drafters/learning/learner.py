@@ -73,7 +73,9 @@ class Learner:
             versions = self._tenants.get(tenant)
             if versions is None:
                 base, folder = self._base
-                versions = self._tenants[tenant] = TenantVersions(Version(0, folder, base, Outcomes()))
+                versions = self._tenants[tenant] = TenantVersions(
+                    Version(0, folder, base, Outcomes()), rollback=self.config.rollback
+                )
                 while len(self._tenants) > self.config.max_tenants:
                     gone, _ = self._tenants.popitem(last=False)
                     self.buffer.forget(gone)
@@ -98,15 +100,20 @@ class Learner:
             if versions.new >= self.config.interval:
                 self._changed.notify()
 
+    def choose(self, versions: TenantVersions) -> Version:
+        """The version for a request that begins."""
+        with self._changed:
+            return versions.choose()
+
     def count(self, versions: TenantVersions, version: Version, tried: int, accepted: int) -> None:
         """Count trials of a version, and take it back where fewer are accepted than before it."""
-        before = versions.before
         with self._changed:
-            back = versions.count(version, tried, accepted, rollback=self.config.rollback)
+            current, before = versions.current, versions.before
+            back = versions.count(version, tried, accepted)
         if back and before is not None:
             logger.warning(
                 "drafter %s: version %d is taken back: %.0f %% of its drafts were accepted, %.0f %% of version %d's",
-                self.name, version.number, 100 * version.outcomes.share, 100 * before.outcomes.share, before.number,
+                self.name, current.number, 100 * current.outcomes.share, 100 * before.outcomes.share, before.number,
             )  # fmt: skip
 
     def pause(self, paused: bool) -> None:

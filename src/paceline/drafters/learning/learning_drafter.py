@@ -145,7 +145,7 @@ class LearningDrafter(Drafter):
         for context in contexts:
             record = self._record(context)
             versions = self.learner.of(context.tenant)
-            version = versions.current
+            version = self.learner.choose(versions)
             (inner,) = version.drafter.begin([context])
             states.append(LearnedState(context, versions, version, inner, record))
         self._count(len(states))

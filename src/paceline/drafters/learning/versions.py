@@ -14,28 +14,26 @@ from paceline.tree import PROBE, ROOT, TokenTree, Verdict
 LEAST: Final = 64
 """Trials of both versions before they are compared."""
 
+ENOUGH: Final = 256
+"""Trials of a new version after which it needs no comparison any more."""
+
 SIGMAS: Final = 3.0
 """A new version's share of accepted drafts may be lower by so many standard errors."""
-
-RECENT: Final = 1024
-"""Trials after which earlier ones count half, and after which a new version needs no comparison any more."""
 
 
 @dataclass(slots=True)
 class Outcomes:
     """Counts trials of drafts: positions for which a drafter had a token, and where it was accepted."""
 
-    tried: float = 0.0
-    accepted: float = 0.0
+    tried: int = 0
+    accepted: int = 0
 
     @property
     def share(self) -> float:
-        return self.accepted / self.tried if self.tried else 0.0
+        return self.accepted / max(1, self.tried)
 
     def add(self, tried: int, accepted: int) -> None:
-        """Count, with more weight than what is long ago."""
-        if self.tried >= 2 * RECENT:
-            self.tried, self.accepted = self.tried / 2, self.accepted / 2
+        """Count."""
         self.tried += tried
         self.accepted += accepted
 
@@ -86,44 +84,51 @@ class TenantVersions:
     """What one tenant's requests have taught, and which version drafts for them.
 
     Args:
-        base: what was served at first.
+        base: what was served at first. rollback: a new version is compared with the one before it.
     Attributes:
-        current: drafts for requests that begin. before: what it is compared with; None once it is not any more.
+        current: the newest that was not taken back.
+        before: what it is compared with; None once it is not any more.
         new: requests since the last round. rounds, promoted, rolled_back: how often there was one.
         newest: the highest number so far.
     """
 
-    def __init__(self, base: Version) -> None:
+    def __init__(self, base: Version, *, rollback: bool) -> None:
         self.base = self.current = base
         self.before: Version | None = None
         self.new = self.rounds = self.promoted = self.rolled_back = self.newest = 0
+        self._rollback, self._turn = rollback, False
+
+    def choose(self) -> Version:
+        """The version for a request that begins. While two are compared, each in turn, so that both get requests of the
+        same kinds: otherwise what follows when requests change would look like a worse version.
+        """
+        self._turn = self.before is None or not self._turn
+        return self.current if self._turn or self.before is None else self.before
 
     def adopt(self, version: Version) -> None:
         """Let another version draft for requests that begin."""
-        self.before, self.current = self.current, version
-        self.newest = max(self.newest, version.number)
-        version.outcomes = Outcomes()
+        self.before, self.current = self.current if self._rollback else None, version
+        self.newest, self._turn = max(self.newest, version.number), False
         self.promoted += version is not self.base
         self.rolled_back += version is self.base
+        for one in self.kept[1:]:
+            one.outcomes = Outcomes()
 
-    def count(self, version: Version, tried: int, accepted: int, *, rollback: bool) -> bool:
-        """Count trials of a version; whether it was taken back for them.
-
-        Args:
-            rollback: it may be.
-        """
+    def count(self, version: Version, tried: int, accepted: int) -> bool:
+        """Count trials of a version; whether the current one was taken back for them."""
         version.outcomes.add(tried, accepted)
-        if self.before is None or version is not self.current:
+        current, before = self.current, self.before
+        if before is None:
             return False
-        if rollback and version.outcomes.below(self.before.outcomes):
-            version.withdrawn, self.current, self.before = True, self.before, None
+        if current.outcomes.below(before.outcomes):
+            current.withdrawn, self.current, self.before = True, before, None
             self.rolled_back += 1
             return True
-        if version.outcomes.tried >= RECENT:
+        if current.outcomes.tried >= ENOUGH and before.outcomes.tried >= LEAST:
             self.before = None
         return False
 
     @property
     def kept(self) -> Sequence[Version]:
-        """Versions that may draft again."""
+        """Versions that may draft again: the base, the current one, the one before."""
         return [one for one in (self.base, self.current, self.before) if one is not None]
