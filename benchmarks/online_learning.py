@@ -1,6 +1,6 @@
 """Does a drafter that learns from requests draft better, does it follow when they change, and what keeps it from harm?
 
-usage: online_learning.py --data FOLDER [--method hydra] [--warm-steps 30] [--requests 48] [--tokens 64]
+usage: online_learning.py --data FOLDER [--method hydra] [--warm-steps 300] [--requests 48] [--tokens 64]
                           [--interval 16] [--steps 32] [--threads 1] [--settings all] [--work FOLDER] [--folder FOLDER]
                           [--name online_learning]
 
@@ -16,8 +16,8 @@ texts that `head_texts.py` left, drafts chains of 3:
 
 Then a head that is never right takes the place of the one that drafts, once with the comparison that takes such a one
 back, once without (control). Outputs of all settings are compared with plain decoding's. `results/NAME_smollm2.json`
-holds, for each setting, drafted and accepted tokens by request; the picture shows shares in windows of 8 requests.
-Exits with 1 where a control fails.
+holds, for each setting, drafted and accepted tokens by request, written once it is measured; the picture shows shares
+in windows of 8 requests. Exits with 1 where a control fails.
 """
 
 from __future__ import annotations
@@ -85,15 +85,9 @@ def warmed(llm: LLM, given: argparse.Namespace) -> Path:
     """A head that has learned a little, trained here before or now."""
     folder: Path = given.work / f"{given.method}-{given.warm_steps}"
     if not (folder / "report.json").exists():
-        fitting = Fitting(
-            steps=given.warm_steps,
-            batch_rows=2,
-            row_tokens=256,
-            eval_steps=given.warm_steps,
-            warmup_steps=5,
-            bf16=False,
-        )
-        config = TrainConfig(method=given.method, data=(TEXTS,), texts=True, most_prompts=100, fitting=fitting)
+        steps = given.warm_steps
+        fitting = Fitting(steps=steps, batch_rows=2, row_tokens=512, eval_steps=steps, bf16=False)
+        config = TrainConfig(method=given.method, data=(TEXTS,), texts=True, most_prompts=400, fitting=fitting)
         train(llm, config, folder, speed_prompts=0)
     return folder
 
@@ -187,6 +181,12 @@ def picture(found: dict[str, Any], count: int, path: Path) -> None:
     print(f"wrote {path}")
 
 
+def write(found: dict[str, Any], given: argparse.Namespace) -> None:
+    """What was measured so far, and its picture."""
+    save(f"{given.name}_smollm2", found, given.folder)
+    picture(found["settings"], given.requests, given.folder / f"{given.name}_smollm2.png")
+
+
 def failures(found: dict[str, Any]) -> list[str]:
     """Controls that do not hold."""
     wrong = [
@@ -208,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--method", default="hydra")
-    numbers = {"warm-steps": 30, "requests": 48, "tokens": 64, "interval": 16, "steps": 32, "threads": 1}
+    numbers = {"warm-steps": 300, "requests": 48, "tokens": 64, "interval": 16, "steps": 32, "threads": 1}
     for name, value in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--settings", default="all")
@@ -238,11 +238,11 @@ def main() -> None:
         }  # fmt: skip
         shown = found["settings"][name]
         print(name, {key: shown[key] for key in ("accepted_share", "second_half", "tokens_a_pass", "equal", "rounds")})
+        write(found, given)
     if given.settings == "all":
         found["poison"] = poisoned(llm, head, configs["static"], prompts, given)
         print("poison", found["poison"])
-    save(f"{given.name}_smollm2", found, given.folder)
-    picture(found["settings"], given.requests, given.folder / f"{given.name}_smollm2.png")
+        write(found, given)
     if wrong := failures(found):
         sys.exit("\n".join(wrong))
 
