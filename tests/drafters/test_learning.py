@@ -233,7 +233,7 @@ def test_a_draft_model_learns_and_the_trainer_goes_with_the_model(llm: LLM, plai
     """A draft whose last layer was spoilt, so that there is something to learn in a few steps."""
     folder, name = tmp_path / "draft", "model.norm.weight"
     copied(BUNDLED_DRAFT, folder, lambda one: {name: one[name] * torch.linspace(0.1, 3.0, len(one[name]))})
-    spec = {"method": "draft_model", "model": str(folder), **FIXED, "learn": QUICK}
+    spec = {"method": "draft_model", "model": str(folder), **FIXED, "learn": QUICK | {"pause": "always"}}
     with llm.with_speculative_config(spec) as taught:
         before = asked(taught)
         for _ in range(8):
