@@ -176,7 +176,7 @@ def picture(found: dict[str, Any], count: int, path: Path) -> None:
         axes.axvspan(number * count, (number + 1) * count, color="0.5", alpha=0.06 + 0.06 * (number % 2), lw=0)
         axes.text(number * count + 1, axes.get_ylim()[1], f" {kind}", va="top")
     axes.set(xlabel="request", ylabel="drafts accepted", xlim=(0, 3 * count))
-    axes.legend(loc="lower right", fontsize=8)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
     figure.savefig(path, dpi=120, bbox_inches="tight")
     print(f"wrote {path}")
 
