@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.stand_ins import head_weights, written_head
-from paceline import LLM, SamplingParams
+from paceline import LLM, SamplingParams, registry
 from paceline.bench import BUNDLED_DRAFT, bundled_prompts
 from paceline.config import LearnConfig, options_of
 from paceline.drafters.learning import LearningDrafter, LearningStatus, learning_drafter
@@ -371,6 +371,16 @@ def test_its_settings_are_in_the_text_of_the_page() -> None:
     rows = [f"| `{name}` | {option.doc} |" for name, option in options_of(LearnConfig).items()]
     page = (Path(__file__).parents[2] / "docs" / "learning.md").read_text(encoding="utf-8")
     assert rows == re.findall(r"^\| `[a-z_]+` \| .* \|$", page, re.MULTILINE)
+
+
+def test_methods_that_learn_have_a_trainer_and_are_named_on_the_page() -> None:
+    learners = {name: registry.load("drafters", name).learns for name in registry.DRAFTERS}
+    can = {name for name, trainer in learners.items() if trainer}
+    assert {learners[name] for name in can} <= registry.TRAINERS.keys()
+    page = (Path(__file__).parents[2] / "docs" / "learning.md").read_text(encoding="utf-8")
+    told = re.search(r"a draft model, or a head of ((?:.|\n)*?)\.\n", page)
+    assert told is not None
+    assert can == {"draft_model", *re.findall(r"`([^`]+)`", told[1])}
 
 
 def test_nothing_learns_unless_it_is_asked_for(llm: LLM) -> None:
