@@ -23,6 +23,7 @@ from paceline.assembly import (
     check_methods,
     find_exactness,
     reject_approximate,
+    reject_unsteady,
 )
 from paceline.checkpoints import (
     BUNDLED_FOLDER,
@@ -274,6 +275,7 @@ class LLM(metaclass=Named):
         """Build the engine for the present speculative_config around the loaded runner."""
         if self.config.exactness == "strict" and self.speculative is not None:
             reject_approximate(self.speculative.acceptance_method)
+            reject_unsteady(self.speculative)
         self.drafter_methods, parts = build_parts(
             self.runner,
             self.speculative,

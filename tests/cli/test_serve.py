@@ -23,6 +23,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "empty key": (["--api-key", " "], "api_key"),
     "address": (["--host", "203.0.113.7", "--port", "0"], "cannot listen"),
     "format": (["--tool-call-parser", "xml"], "tool_call_parser"),
+    "what cannot learn": (["--port", "0", "--learn", "-s", "ngram"], "ngram cannot learn from requests"),
+    "nothing that learns": (["--learn", "-s", "null"], "--learn needs drafts"),
 }
 
 

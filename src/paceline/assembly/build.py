@@ -23,6 +23,7 @@ from paceline.assembly.controller_setup import (
     split_options,
     with_published_number,
 )
+from paceline.assembly.learning import learning
 from paceline.checkpoints import Tokenizer, prediction_module
 from paceline.config import RULE_OPTIONS, SHARED, SpeculativeConfig, reject_unknown_keys
 from paceline.drafters import Drafter, DrafterArgs, Models
@@ -87,15 +88,18 @@ def build_parts(
     sampled = _verifier(config)
     if config.acceptance_method == "relaxed_thinking":
         _check_marks(config, runner.info.vocab_size)
-    drafters = [
-        _drafter(method, index, runner, load, tokenizer, models=models, chains_only=sampled.chains_only)
-        for index, method in enumerate(methods)
-    ]
+
+    def make(index: int, method: SpeculativeConfig) -> Drafter:
+        return _drafter(method, index, runner, load, tokenizer, models=models, chains_only=sampled.chains_only)
+
+    drafters = [make(index, method) for index, method in enumerate(methods)]
     tables_of(drafters)  # rejects two for one file
     if config.acceptance_method == "block_verification":
         _reject_branches(methods, drafters)
     if sampled.chains_only:
         _reject_trees(config.acceptance_method, methods, drafters)
+    if config.learn is not None:
+        drafters = learning(drafters, methods, make, learn=config.learn, runner=runner, models=models)
     chains_only = sampled.chains_only or not runner.capabilities.trees
     drafter_set = DrafterSet(drafters, runner.info.vocab_size, chains_only=chains_only)
     parts = EngineParts(

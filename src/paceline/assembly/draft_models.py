@@ -302,6 +302,11 @@ class DraftModels:
             )
         return self._on_sources[model, form]
 
+    def forget(self, model: str) -> None:
+        """See `drafters.base.Models.forget`."""
+        for key in [key for key in self.known if key[:2] == ("open", model)]:
+            del self.known[key]
+
     def counts_file(self) -> Path | None:
         """See `drafters.base.Models.counts_file`."""
         path = counts_path(self.folder)

@@ -14,9 +14,17 @@ import typer
 
 from paceline.cli.config_files import use_config
 from paceline.cli.interrupts import raise_from_now_on
-from paceline.cli.options import engine_options, flags_of, open_llm, with_flags
+from paceline.cli.options import Flag, engine_options, flags_of, open_llm, with_flags
 from paceline.cli.terminal import counted, log_json, say, set_log_level
-from paceline.config import LOOPBACK, ReplicaConfig, ServerConfig, cores, options_of
+from paceline.config import (
+    LOOPBACK,
+    LearnConfig,
+    ReplicaConfig,
+    ServerConfig,
+    SpeculativeConfig,
+    cores,
+    options_of,
+)
 from paceline.errors import ConfigError
 from paceline.utils import json_value, local_ray, need_ray
 
@@ -53,11 +61,17 @@ ConfigFile = Annotated[
 ]
 
 
+LEARN: Final = Flag(
+    "learn", "Draft models and heads learn from the requests; settings: learn in -s.", bool, panel="Model"
+)
+"""Of `speculative_config`, which may have settings of it in the flag's place."""
+
+
 @with_flags(
     sampling=False,
     diffusion=True,
     server=options_of(ServerConfig),
-    more=flags_of(ReplicaConfig, "Replicas"),
+    more=(LEARN, *flags_of(ReplicaConfig, "Replicas")),
     environment=True,
 )
 def command(
@@ -82,7 +96,7 @@ def command(
     if positional is not None and typed is not None and typed.name == "COMMANDLINE":
         raise ConfigError("give the model as an argument or with --model, not both")
     flag_values |= {"model": positional} if positional is not None else {}
-    flag_values |= {"max_num_seqs": max_num_seqs}
+    flag_values |= {"max_num_seqs": max_num_seqs} | _learning(flag_values)
     server_config, replica_config = _server_config(flag_values), _replica_config(flag_values)
     server = Server(server_config)
     _begin_log(server_config)
@@ -102,6 +116,20 @@ def _begin_log(config: ServerConfig) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     if config.uds is None and config.host not in LOOPBACK and not any(read_keys(config)):
         logger.warning("everybody who reaches %s may use this server: it has no --api-key", config.host)
+
+
+def _learning(flag_values: dict[str, Any]) -> dict[str, Any]:
+    """The `speculative_config` with `learn`, where the flag was typed, which is taken out.
+
+    Raises:
+        ConfigError: nothing is to be drafted, or a configuration that cannot be read.
+    """
+    if not flag_values.pop("learn", False):
+        return {}
+    config = SpeculativeConfig.parse(flag_values.get("speculative_config", "auto"))
+    if config is None:
+        raise ConfigError("--learn needs drafts; leave it out, or name a draft model or a head with -s")
+    return {"speculative_config": replace(config, learn=config.learn or LearnConfig())}
 
 
 def _server_config(flag_values: dict[str, Any]) -> ServerConfig:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final
 
 from paceline.config.declared import REQUIRED, check_options, documented, option
+from paceline.config.learning import LearnConfig
 from paceline.errors import ConfigError
 from paceline.utils import (
     clear_calls,
@@ -97,7 +98,7 @@ REJECTION_METHODS: Final = {"block": "block_verification", "fly": "fly"}
 RELAXED_SWITCH: Final = "use_relaxed_acceptance_for_thinking"
 """TensorRT-LLM's key that chooses "relaxed_thinking"."""
 
-SHARED = ("acceptance_method", *RULE_OPTIONS, "controller", "disable_by_batch_size")
+SHARED = ("acceptance_method", *RULE_OPTIONS, "controller", "disable_by_batch_size", "learn")
 """Keys that apply to all methods of a configuration, and are given beside a list of them."""
 
 
@@ -113,6 +114,10 @@ def _check_text(name: str, value: object, *, rule: str) -> None:
 
 def _check_model(name: str, value: object) -> None:
     _check_text(f"speculative_config {name}", value, rule="be a folder or hub id")
+
+
+def _check_learn(name: str, value: object) -> None:
+    need(isinstance(value, LearnConfig), name, "be a LearnConfig", value)
 
 
 def _check_controller(name: str, value: object) -> None:
@@ -174,6 +179,11 @@ class SpeculativeConfig:
     disable_by_batch_size: int | None = option(
         None, doc="No drafts at or above this number of running sequences.", low=1
     )
+    learn: LearnConfig | None = option(
+        None, check=_check_learn,
+        doc="Drafters with a draft model or a head learn from the requests: True, or a dict with settings of "
+        "`LearnConfig`.",
+    )  # fmt: skip
     options: Mapping[str, Any] = option(
         REQUIRED, factory=dict, check=lambda name, value: need(isinstance(value, Mapping), name, "be a dict", value),
         doc="All other keys, for the constructors of the drafter (`prompt_lookup_max`, ...) and of the controller "
@@ -182,6 +192,10 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    def without_learning(self) -> SpeculativeConfig:
+        """The same drafters, which learn nothing: for engines beside the one that serves."""
+        return self if self.learn is None else replace(self, learn=None)
 
     @classmethod
     def general_keys(cls) -> list[str]:
@@ -219,6 +233,8 @@ class SpeculativeConfig:
             need(len(method) > 0, "method", "not be an empty list", method)
             method = tuple(cls._nested(item, settings) for item in method)
         known["method"] = method
+        if "learn" in known:
+            known["learn"] = LearnConfig.parse(known["learn"])
         _check_rule_options(known)
         return cls(**known, options={key: value for key, value in settings.items() if key not in general})
 

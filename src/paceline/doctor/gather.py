@@ -206,7 +206,7 @@ def probe(
     probes = []
     for number, method in enumerate(llm.drafter_methods):
         progress("probing drafters", number, len(llm.drafter_methods))
-        probed = llm.with_speculative_config(llm.speculative)
+        probed = llm.with_speculative_config(llm.speculative and llm.speculative.without_learning())
         probed.engine.use_controller(OnlyOne(number, len(drafter_set.names)))
         records, dropped = _decode(probed, prompts, tokens)
         drafter, kind = drafter_set.drafters[number], registry.lookup("drafters", method).kind

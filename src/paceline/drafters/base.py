@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from paceline.models import NO_INPUTS, Inputs
 
@@ -140,6 +140,9 @@ class Models(Protocol):
             model: folder or hub id of what `paceline train encdec_draft` has written.
             quantization: a key of `config.QUANTIZATIONS`, or "none"; None is the target's.
         """
+
+    def forget(self, model: str) -> None:
+        """Keep models that were opened by this folder no longer; who has one goes on with it."""
 
     def counts_file(self) -> Path | None:
         """The file in which the target's tokens were counted (`paceline count-tokens`); None where they were not."""
@@ -274,6 +277,8 @@ class Drafter(ABC):
         tree_policy: name of the policy by which it grows trees; "chain" where there is none.
         tables: what it learns from text, to be saved on request.
         note: what people should know of how it was set up, which `doctor` and `explain` show.
+        learns: the trainer by whose loss what it drafts with can be trained further while it is served
+            (`drafters.learning`); "" where it cannot.
     """
 
     name: str = ""
@@ -292,6 +297,7 @@ class Drafter(ABC):
     takes_back: bool = True
     tree_policy: str = "chain"
     tables: SavedTables | None = None
+    learns: ClassVar[str] = ""
 
     @abstractmethod
     def begin(self, contexts: Sequence[Context]) -> list[Any]:
@@ -364,6 +370,14 @@ class Drafter(ABC):
     def held_bytes(self, tokens: int) -> int:
         """Most bytes that it keeps for a sequence of so many tokens (drafted ones too), besides `runners`' caches."""
         return 0
+
+    @property
+    def learned_tokens(self) -> torch.Tensor | None:
+        """(n,) int64 ids of the tokens that it can draft, ascending, where it `learns`; None is all of them."""
+        return None
+
+    def close(self) -> None:  # noqa: B027
+        """Nothing is drafted any more; end processes and threads of its own."""
 
     @property
     def row_bytes(self) -> int:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from paceline.controllers import Plan
 from paceline.drafters import Context, Drafter
 from paceline.drafters.common import tables_of
+from paceline.drafters.learning import LearningDrafter, LearningStatus
 from paceline.engine.overlap import SCORING_ALONE, AheadTask, DraftingAhead, Helper, ScoringAlone
 from paceline.engine.request import Request
 from paceline.engine.sequence import DecodingSequence
@@ -100,6 +101,15 @@ class DrafterSet:
             folder,
         )
         return [tables.save(folder) for tables in tables_of(self.drafters, folder)]
+
+    def close(self) -> None:
+        """Nothing is drafted any more."""
+        for drafter in self.drafters:
+            drafter.close()
+
+    def learning(self, counts: Callable[[str], bool] = lambda tenant: True) -> list[LearningStatus]:
+        """How far each drafter that learns from requests has learned, by those of the tenants that count."""
+        return [drafter.status(counts) for drafter in self.drafters if isinstance(drafter, LearningDrafter)]
 
     def begin(self, sequence: DecodingSequence) -> None:
         """Give a sequence its drafter states, right after prefill."""

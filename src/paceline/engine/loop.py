@@ -113,7 +113,9 @@ class Engine:
         """Abort all requests; returns the last chunks."""
         for request in list(self.scheduler.waiting):
             self.scheduler.dequeue(request.id)
-        return self._abort(self.scheduler.started())
+        chunks = self._abort(self.scheduler.started())
+        self.parts.drafter_set.close()
+        return chunks
 
     def _abort(self, sequences: Sequence[DecodingSequence]) -> list[StreamChunk]:
         chunks = [sequence.close("abort") for sequence in sequences]

@@ -123,6 +123,8 @@ def _found(data: Data, summary: Data) -> Iterator[str]:
             )
             + (f", at the first position in {first[1]} of {first[0]} steps." if first[0] else ".")
         )
+    for name, words in data.get("learning", {}).items():  # which replays of earlier versions do not say
+        yield f"{name} drafts with {words}."
     usual = _usual(data["steps"])
     total = sum(usual)
     yield _on_what_counts(data, summary)
@@ -434,7 +436,7 @@ def warm_up(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     )
     most = WARM_UP if params.max_tokens is None else min(params.max_tokens, WARM_UP)
     short = replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
-    other = llm.with_speculative_config(llm.speculative)
+    other = llm.with_speculative_config(llm.speculative and llm.speculative.without_learning())
     with closing(other.stream({**apart, "cache_salt": APART}, short)) as chunks:
         for _ in chunks:
             pass

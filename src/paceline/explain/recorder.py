@@ -8,6 +8,7 @@
     sampling            temperature, and what differs from the defaults
     prompt              text, tokens (their number)
     drafters            names by source index
+    learning            name of a drafter that learns from requests -> which of its versions drafts, in words
     output              text, token_ids, finish_reason, stop_reason, error (or null), metrics (as
                         RequestMetrics.to_dict)
     prefill_seconds     of the prompt
@@ -378,6 +379,7 @@ class Recorder:
             "sampling": _sampling(self._params),
             "prompt": {"text": prompt, "tokens": len(output.prompt_token_ids)},
             "drafters": _distinct(self._names),
+            "learning": {one.drafter: one.words for one in self.llm.engine.parts.drafter_set.learning()},
             "output": {
                 "text": text,
                 "token_ids": list(first.token_ids),

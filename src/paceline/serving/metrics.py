@@ -121,6 +121,16 @@ class Metrics:
             Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by position in the draft.", "position"
         )
         self.faults = new(Gauge, "engine_faults", "Decoding steps that failed.")
+        self._make_learning()
+
+    def _make_learning(self) -> None:
+        """Make the gauges of drafters that learn from requests."""
+        new = self._registry.new
+        self.versions = new(Gauge, "drafter_version", "Highest version that drafts, of all tenants.", "drafter")
+        self.rounds = new(Gauge, "drafter_training_rounds", "Rounds of its trainer.", "drafter")
+        self.rollbacks = new(Gauge, "drafter_rollbacks", "Versions that were taken back.", "drafter")
+        self.kept_bytes = new(Gauge, "drafter_traffic_bytes", "Memory for what requests have taught.", "drafter")
+        self.trainers = new(Gauge, "drafter_trainer_running", "1 until its trainer has ended.", "drafter")
 
     def _make_times(self) -> None:
         """Make the histograms of what requests took."""
@@ -158,8 +168,18 @@ class Metrics:
             self.waiting.set(sum(one.waiting + one.paused for one in every))
             if gauges.cache_usage is not None:
                 self.cache.set(gauges.cache_usage)
+            self._set_learning()
         self.faults.set(self._model.faults)
         return self._registry.page()
+
+    def _set_learning(self) -> None:
+        """Say how far drafters have learned."""
+        llm = self._model.llm
+        for one in llm.engine.parts.drafter_set.learning() if llm.backend.can_draft else ():
+            gauges = (self.versions, self.rounds, self.rollbacks, self.kept_bytes, self.trainers)
+            values = (one.version, one.rounds, one.rolled_back, one.bytes, int(one.running))
+            for gauge, value in zip(gauges, values, strict=True):
+                gauge.labels(one.drafter).set(value)
 
     def done(self, output: RequestOutput, seconds: float) -> None:
         """Count a request that has ended."""

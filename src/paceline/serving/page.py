@@ -449,6 +449,7 @@ class LivePage:
             "chat": self._chats,
             "drafters": [],
             "controller": "",
+            "learning": [],
             "counts": None,
             "tree": None,
             "words": None,
@@ -462,6 +463,8 @@ class LivePage:
         parts = self._llm.engine.parts
         state |= {"drafters": list(parts.drafter_set.names), "controller": parts.controller.name, "counts": counts}
         state |= {"words": words, "answer": sums}
+        learned = parts.drafter_set.learning(lambda tenant: sees(viewer, owner_of(tenant)))
+        state["learning"] = [f"{one.drafter}: {one.words}" for one in learned]
         state["tree"] = None if tree is None else self._shown(tree, viewer)
         return json_response(state | self._requests(viewer), headers={"Cache-Control": "no-store"})
 

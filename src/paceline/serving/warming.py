@@ -49,7 +49,7 @@ def warm_up(llm: LLM) -> None:
     elif not llm.backend.can_draft:
         _decode(llm, [ids], greedy)
     else:
-        apart = llm.with_speculative_config(llm.speculative)
+        apart = llm.with_speculative_config(llm.speculative and llm.speculative.without_learning())
         _decode(apart, [ids], greedy)
         sampled = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=min(4, count), seed=0)
         _decode(apart, [ids, ids[: len(ids) // 2 + 1]], sampled)

@@ -115,6 +115,17 @@ class Batch:
         return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=same.device).tril()
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedBatch(Batch):
+    """Holds a batch with distributions of the target that were recorded, in place of those that follow from `final`.
+
+    Attributes:
+        chances: (m, v) float32, of the m tokens that are to be learned, over the draft vocabulary.
+    """
+
+    chances: Tensor
+
+
 class TargetView:
     """What training needs of a target: its states, embeddings and the rows of its head.
 

@@ -268,7 +268,12 @@ def with_layers(folder: Path, model: nn.Module) -> Tensors:
 
 def write_checkpoint(folder: Path, llm: LLM, config: Mapping[str, Any], tensors: Tensors) -> None:
     """A checkpoint in the target's dtype, with the target's tokenizer; its config.json comes last."""
+    write_beside(folder, llm.folder, config, {name: one.to(llm.runner.info.dtype) for name, one in tensors.items()})
+
+
+def write_beside(folder: Path, source: Path, config: Mapping[str, Any], tensors: Tensors) -> None:
+    """A checkpoint with the tokenizer of another one; its config.json comes last."""
     for name in COPIED:
-        if (llm.folder / name).is_file():
-            shutil.copyfile(llm.folder / name, folder / name)
-    write_folder(folder, config, {name: tensor.to(llm.runner.info.dtype) for name, tensor in tensors.items()})
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    write_folder(folder, config, tensors)

@@ -19,7 +19,7 @@ from paceline import registry
 from paceline.errors import PromptError
 from paceline.models.heads import write_head
 from paceline.training.answers import Asked, prompts_of
-from paceline.training.batches import Batch, Document, TargetView
+from paceline.training.batches import Batch, Document, RecordedBatch, TargetView
 from paceline.training.train_config import TrainConfig
 from paceline.utils import read_prompts, reject_unknown
 
@@ -195,6 +195,8 @@ class Trainer(nn.Module):
         at = (batch.columns.flatten() >= 0).nonzero().squeeze(1)
         row = torch.full_like(batch.tokens.flatten(), -1)
         row[at] = torch.arange(len(at), device=at.device)
+        if isinstance(batch, RecordedBatch):
+            return SoftTargets(row, batch.chances)
         return SoftTargets(row, self.logits(batch.final.flatten(0, 1)[at - 1]).softmax(-1, dtype=torch.float32))
 
 

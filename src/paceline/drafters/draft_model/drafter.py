@@ -15,6 +15,8 @@ import logging
 from collections.abc import Sequence
 from typing import Unpack
 
+import torch
+
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.common.bases import FollowingDrafter, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
@@ -24,7 +26,7 @@ from paceline.drafters.growth.options import GrowthOptions, growth_policy, with_
 from paceline.drafters.growth.policies import TreePolicy
 from paceline.drafters.vocab import trimmed_head
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models import Runner
+from paceline.models import MappedRunner, Runner
 from paceline.tree import Budget, TokenTree
 from paceline.utils import need
 
@@ -51,6 +53,7 @@ class DraftModelDrafter(FollowingDrafter):
     """
 
     name = "draft_model"
+    learns = "draft_model"
     rewinds = True
     policy: TreePolicy
 
@@ -125,6 +128,10 @@ class DraftModelDrafter(FollowingDrafter):
     @property
     def draws_tokens(self) -> bool:
         return super().draws_tokens and not self.policy.points
+
+    @property
+    def learned_tokens(self) -> torch.Tensor | None:
+        return torch.from_numpy(self.runner.tokens) if isinstance(self.runner, MappedRunner) else None
 
     def rewind(self, state: DraftState, kept: int) -> None:
         """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are.

@@ -73,6 +73,7 @@ class EasySpecDrafter(DraftModelDrafter):
     """
 
     name = "easyspec"
+    learns = ""
     takes_back = True
     kind = GroupedState
 

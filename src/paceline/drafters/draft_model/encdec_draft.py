@@ -34,6 +34,7 @@ class EncDecDraftDrafter(DraftModelDrafter):
     """
 
     name = "encdec_draft"
+    learns = ""
 
     def __init__(
         self,

@@ -292,6 +292,7 @@ class PearlDrafter(DraftModelDrafter):
     """
 
     name = "pearl"
+    learns = ""
     takes_back = True
     catches_up = False
     rewinds = False  # not inside a hierarchy, where nobody scores what it could draft beside

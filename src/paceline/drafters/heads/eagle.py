@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Unpack
 
+import torch
+
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.draft_chain import ChainDraft
 from paceline.drafters.growth.base import Growth
@@ -39,6 +41,7 @@ class EagleDrafter(CachedHeadDrafter[FeatureState]):
     """
 
     name = "eagle"
+    learns = "eagle"
     heads: ClassVar[tuple[str, ...]] = ("eagle",)
     drafting: ClassVar[type[FeatureDrafts]] = FeatureDrafts
     """How chains and trees are scored."""
@@ -74,6 +77,10 @@ class EagleDrafter(CachedHeadDrafter[FeatureState]):
     def _trees(self, growing: Sequence[Growth]) -> list[TokenTree]:
         return self._drafts.trees(growing)
 
+    @property
+    def learned_tokens(self) -> torch.Tensor | None:
+        return self.head.tokens
+
     def fork(self, state: FeatureState, context: Context) -> FeatureState:
         self._drafts.confirm(state)
         return FeatureState(context, self.head.fork(state.cache), state.states.copy())
@@ -106,4 +113,5 @@ class Eagle3Drafter(EagleDrafter):
     """
 
     name = "eagle3"
+    learns = "eagle3"
     heads = ("eagle3",)

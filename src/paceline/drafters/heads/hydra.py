@@ -37,6 +37,7 @@ class HydraDrafter(LastStateDrafter):
     """
 
     name = "hydra"
+    learns = "hydra"
     heads = HydraHead
     follows_shapes = True
 
@@ -76,6 +77,7 @@ class HydraPlusDrafter(CachedHeadDrafter[PrefixState]):
     """
 
     name = "hydra++"
+    learns = "hydra++"
     head: HydraPlusHead
     follows_shapes = True
 
@@ -93,6 +95,10 @@ class HydraPlusDrafter(CachedHeadDrafter[PrefixState]):
         self.limit = min(self.limit, self.head.depths)
         self._drafts = PathDrafts(self.head, args.vocab_size, args.index)
         self._read(target, self.head.taps, draft_context)
+
+    @property
+    def learned_tokens(self) -> torch.Tensor | None:
+        return self.head.tokens
 
     def catch_up(self, states: Sequence[PrefixState]) -> None:
         if behind := [state for state in states if state.knows_its_text and state.states.count > FEW]:

@@ -64,6 +64,10 @@ class LastStateDrafter(HeadDrafter[LastState]):
         self._drafts = PathDrafts(self.head, args.vocab_size, args.index)
         self._read(target, self.head.taps, 1)
 
+    @property
+    def learned_tokens(self) -> torch.Tensor | None:
+        return self.head.tokens
+
     def begin(self, contexts: Sequence[Context]) -> list[LastState]:
         return [LastState(context, of_prompt(context, self.taps, 1, self.none)) for context in contexts]
 

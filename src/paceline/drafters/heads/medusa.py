@@ -29,5 +29,6 @@ class MedusaDrafter(LastStateDrafter):
     """
 
     name = "medusa"
+    learns = "medusa"
     heads = MedusaHead
     follows_shapes = True

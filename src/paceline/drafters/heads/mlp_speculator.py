@@ -21,4 +21,5 @@ class MLPSpeculatorDrafter(LastStateDrafter):
     """
 
     name = "mlp_speculator"
+    learns = "mlp_speculator"
     heads = MLPSpeculatorHead

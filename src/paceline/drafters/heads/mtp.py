@@ -43,6 +43,7 @@ class MtpDrafter(EagleDrafter):
     """
 
     name = "mtp"
+    learns = ""
 
     def __init__(
         self,

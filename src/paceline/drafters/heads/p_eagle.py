@@ -25,6 +25,7 @@ class PEagleDrafter(EagleDrafter):
     """
 
     name = "p_eagle"
+    learns = ""
     heads = ("p_eagle",)
     drafting = ParallelDrafts
 

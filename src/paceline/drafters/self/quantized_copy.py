@@ -36,6 +36,7 @@ class QuantizedCopyDrafter(DraftModelDrafter):
     """
 
     name = "quantized_copy"
+    learns = ""
 
     def __init__(
         self,

@@ -37,6 +37,7 @@ class TliDrafter(DraftModelDrafter):
     """
 
     name = "tli"
+    learns = ""
     rewinds = False  # texts are followed forwards only
     takes_back = True  # a text may be read in other tokens once it goes on
 

@@ -195,7 +195,7 @@ const paint = (name) => { const source = state.drafters.indexOf(name); return co
 function drawHead() {
   const scope = state.admin ? "requests of all keys" : "";
   const method = state.drafters.length ? `${state.controller} controller, drafts by ${state.drafters.join(", ")}` : "plain decoding";
-  const setup = [state.model, state.counts ? method : "a diffusion model, which drafts nothing", scope].filter(Boolean).join(" \u00b7 ");
+  const setup = [state.model, state.counts ? method : "a diffusion model, which drafts nothing", ...state.learning, scope].filter(Boolean).join(" \u00b7 ");
   if (at("setup").textContent !== setup) {
     at("setup").textContent = setup;
     at("made").textContent = `paceline ${state.version}.`;
