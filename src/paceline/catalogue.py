@@ -418,6 +418,9 @@ CONTROLLERS: Mapping[str, Entry] = {
     ),
 }
 
+ROUTING = "routing"
+"""Kind of searches that let a second model write a part of the text, which strict mode rejects."""
+
 SEARCHES: Mapping[str, Entry] = {
     "beam": Entry(
         "paceline.search.methods.beam:BeamSearch", "beam", paper="as `generate(num_beams=...)` of transformers"
@@ -499,6 +502,13 @@ SEARCHES: Mapping[str, Entry] = {
         ("approximate", "approximate"),
         ("a second model or a scorer",),
         "Let's Fuse Step by Step: Generative Fusion Decoding (arXiv:2405.14259)",
+    ),
+    "ead": Entry(
+        "paceline.search.methods.ead:EntropyAdaptive",
+        ROUTING,
+        ("approximate", "approximate"),
+        ("a smaller model with the target's tokenizer",),
+        "Entropy Adaptive Decoding: Dynamic Model Switching for Efficient Inference (arXiv:2502.06833)",
     ),
     "backoff": Entry(
         "paceline.search.methods.backoff:BackOff",
