@@ -377,6 +377,13 @@ VERIFIERS: Mapping[str, Entry] = {
         ("chains: methods and settings that draft trees are rejected",),
         "DeepSeek R1 MTP implementation and optimization (technical blog of TensorRT-LLM)",
     ),
+    "reflective": Entry(
+        "paceline.verifiers.reflective:Reflective",
+        "verifier",
+        ("approximate", "approximate"),
+        ("chains: methods and settings that draft trees are rejected",),
+        "Think Before You Accept: semantic reflective verification (arXiv:2505.18629)",
+    ),
     "accept_thresholds": Entry(
         "paceline.verifiers.accept_thresholds:AcceptThresholds",
         "verifier",

@@ -47,9 +47,10 @@ from paceline.claims import Cell
 from paceline.config import RequestOutputKind, SamplingParams
 from paceline.errors import ConfigError
 from paceline.sampling.logit_rules import ForbiddenTokens, Processors
-from paceline.verifiers import RecursiveRejection
+from paceline.verifiers import RecursiveRejection, Reflection
 from paceline.verifiers.accept_thresholds import AcceptThresholds
 from paceline.verifiers.fly import Fly
+from paceline.verifiers.reflective import Reflective
 from paceline.verifiers.relaxed_thinking import RelaxedThinking
 from paceline.verifiers.typical import TypicalAcceptance
 
@@ -362,11 +363,33 @@ class BoundedThresholds(AcceptThresholds):
         return found
 
 
+class BoundedReflection(Reflection):
+    """Reflection that checks how far it moves logits: by its share of the way."""
+
+    def mixed(self, rows_mv: Any, n: int) -> Any:
+        found = super().mixed(rows_mv, n)
+        own, again = rows_mv[: n + 1].double(), rows_mv[-n - 1 :].double()
+        way = self.alpha / BoundedReflective.loosened * (again - own).abs()
+        assert bool(((found - own).abs() <= way + 1e-5).all()), "below the bound"
+        return found
+
+
+class BoundedReflective(Reflective):
+    """Reflective verification with such a reflection; the prompt that asks is two letters."""
+
+    loosened = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(0.4, [2, 3])
+        self.reflection = BoundedReflection(0.4, (2, 3), 2)
+
+
 BOUNDED: dict[str, Any] = {
     "accept_thresholds": BoundedThresholds,
     "typical_acceptance_sampler": Bounded,
     "fly": BoundedFly,
     "relaxed_thinking": BoundedThinking,
+    "reflective": BoundedReflective,
 }
 """Approximate verifiers that check themselves."""
 
@@ -430,7 +453,7 @@ def test_every_parameter_and_drafter_has_cells() -> None:
     assert {(cell.verifier, cell.mode) for cell in CELLS} == {
         ("greedy", "greedy"),
         *product(claims.verifiers(), ("sampled", "seeded")),
-        *product(("fly", "relaxed_thinking"), ("greedy",)),
+        *product(("fly", "relaxed_thinking", "reflective"), ("greedy",)),
     }
     assert len(EQUAL) + len(IN_DISTRIBUTION) + len(APPROXIMATE) == len(CELLS)
     assert {cell.verifier for cell in APPROXIMATE} == set(BOUNDED)

@@ -15,7 +15,10 @@ from paceline.errors import CapabilityError, NumericsError
 if TYPE_CHECKING:
     import torch
 
+    from paceline.checkpoints import Tokenizer
+    from paceline.models import Runner
     from paceline.tree import Scores, TokenTree, Trial, Verdict
+    from paceline.verifiers.reflection import Reflection
 
 R = TypeVar("R")
 
@@ -59,12 +62,21 @@ class Verifier(ABC):
             reaches and not to the others.
         reads_text: what it accepts depends on the text before the tree, which `after` tells it.
         chains_only: it judges chains alone; methods and settings that draft trees are rejected beside it.
+        reflection: drafts are shown to the target twice in a pass, and the rule gets the logits mixed; None is once.
     """
 
     name: str
     row_by_row: bool = False
     chains_only: bool = False
     reads_text: bool = False
+    reflection: Reflection | None = None
+
+    def prepare(self, runner: Runner, tokenizer: Tokenizer | None) -> None:  # noqa: B027  # most need nothing
+        """Fit the rule to the model whose rows it will judge, before the first step.
+
+        Raises:
+            PacelineError: a model that it cannot judge with.
+        """
 
     def after(self, texts: Sequence[Sequence[int]]) -> Verifier:
         """The rule in one step of sequences with these committed texts, prompts and roots included.
