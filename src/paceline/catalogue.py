@@ -384,6 +384,13 @@ VERIFIERS: Mapping[str, Entry] = {
         ("chains: methods and settings that draft trees are rejected",),
         "Think Before You Accept: semantic reflective verification (arXiv:2505.18629)",
     ),
+    "judge": Entry(
+        "paceline.verifiers.judge:Judge",
+        "verifier",
+        ("approximate", "approximate"),
+        ("chains: methods and settings that draft trees are rejected", "taps", "a head trained for the target"),
+        "Judge decoding: faster speculative sampling requires going beyond model alignment (arXiv:2501.19309)",
+    ),
     "accept_thresholds": Entry(
         "paceline.verifiers.accept_thresholds:AcceptThresholds",
         "verifier",
@@ -579,6 +586,7 @@ TRAINERS: Mapping[str, Entry] = {
     "kangaroo": Entry("paceline.training.kangaroo:KangarooTrainer", "head", paper="Kangaroo (arXiv:2404.18911)"),
     "layer_skip": Entry("paceline.training.layer_skip:LayerSkipTrainer", "model", paper="LayerSkip (arXiv:2404.16710)"),
     "hybrid": Entry("paceline.training.hybrid:HybridTrainer", "model", paper="MOHAWK (arXiv:2408.10189)"),
+    "judge": Entry("paceline.training.judge:JudgeTrainer", "judge", paper="Judge Decoding (arXiv:2501.19309)"),
     "lora": Entry("paceline.training.lora:LoraTrainer", "adapter", paper="LoRA (arXiv:2106.09685)"),
     "codebooks": Entry(
         "paceline.training.codebooks:CodebookTrainer", "model", paper="Codebook Features (arXiv:2310.17230)"

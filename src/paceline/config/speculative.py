@@ -87,6 +87,8 @@ RULE_OPTIONS: Final = {
         ("relaxed_topk", "relaxed_delta", "begin_thinking_phase_token", "end_thinking_phase_token"), "relaxed_thinking"
     ),
     **dict.fromkeys(("reflective_alpha", "reflective_prompt", "reflective_context"), "reflective"),
+    "judge_model": "judge",
+    "judge_threshold": "judge",
     "speculative_accept_threshold_single": "accept_thresholds",
     "speculative_accept_threshold_acc": "accept_thresholds",
 }
@@ -149,7 +151,7 @@ class SpeculativeConfig:
     acceptance_method: str = option(
         "rejection_sampler", check=partial(_check_text, rule="be a verifier of `paceline methods` or module:Class"),
         doc='"rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling" (all exact), '
-        '"typical_acceptance_sampler", "fly", "relaxed_thinking", "accept_thresholds", "reflective" '
+        '"typical_acceptance_sampler", "fly", "relaxed_thinking", "accept_thresholds", "reflective", "judge" '
         '(approximate), the name of one of another package, or "module:Class".',
     )  # fmt: skip
     posterior_threshold: float = option(0.09, doc="Of typical acceptance.", low=0.0, high=1.0, rule="be in 0..1")
@@ -184,6 +186,12 @@ class SpeculativeConfig:
     )  # fmt: skip
     reflective_context: int = option(
         8, doc="Of reflective: tokens of the text's end, repeated before the drafts' second copy.", low=0, high=4096
+    )
+    judge_model: str | None = option(
+        None, check=_check_model, doc="Of judge: folder or hub id of the head that says whether a token is good."
+    )
+    judge_threshold: float = option(
+        0.5, doc="Of judge: chance from which on a rejected draft is kept.", low=0.0, high=1.0, rule="be in 0..1"
     )
     controller: str | None = option(
         None, check=_check_controller,

@@ -43,7 +43,7 @@ class Scoring:
 
     def __init__(self, parts: EngineParts, companions: Companions, fit: Fit) -> None:
         self._runner, self._drafter_set, self._companions = parts.runner, parts.drafter_set, companions
-        self._reflection, self._fit = parts.sampled.reflection, fit
+        self._reflection, self._taps, self._fit = parts.sampled.reflection, parts.sampled.taps, fit
 
     def score(
         self, batch: Sequence[DecodingSequence], roots: Sequence[int], trees: Sequence[TokenTree], clock: StepClock
@@ -70,6 +70,8 @@ class Scoring:
     ) -> Scores:
         """One pass; where a drafter has computed a part of it, the rest."""
         caches, taps = [sequence.cache for sequence in batch], self._drafter_set.score_taps
+        if self._taps:
+            taps = sorted({*taps, *self._taps})
         if added is not NOTHING_ADDED:
             caches, taps = [*caches, *added.caches], sorted({*taps, *added.taps})
             return self._runner.score(caches, [*roots, *added.roots], [*trees, *added.trees], taps=taps)

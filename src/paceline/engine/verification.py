@@ -32,6 +32,8 @@ def verify(
             break
     else:
         at_zero = parts.greedy.after(_texts(batch)) if parts.greedy.reads_text else parts.greedy
+        if parts.sampled.taps:
+            at_zero = at_zero.seeing(_states(parts.sampled.taps, scores, range(len(batch))))
         return at_zero.verify_scores(trees, scores)
     verdicts: dict[int, Verdict | NumericsError] = {}
     verifiers: tuple[tuple[Verifier, bool], ...] = ((parts.greedy, True), (parts.sampled, False))
@@ -45,6 +47,8 @@ def verify(
                 rows = [with_none(rows_nv, longer[i]) if i in longer else rows_nv for i, rows_nv in numbered]
             grown, draws = [longer.get(i, trees[i]) for i in positions], [batch[i].draws() for i in positions]
             rule = verifier.after(_texts([batch[i] for i in positions])) if verifier.reads_text else verifier
+            if parts.sampled.taps:
+                rule = rule.seeing(_states(parts.sampled.taps, scores, positions))
             found = rule.verify(grown, rows, draws)
             if reflected:
                 own = [apply(batch[i].rules, _own(step, batch, i), trees[i]) for i in positions]
@@ -55,6 +59,12 @@ def verify(
 
 def _texts(batch: Sequence[DecodingSequence]) -> list[list[int]]:
     return [sequence.context.tokens for sequence in batch]
+
+
+def _states(taps: Sequence[int], scores: Scores, positions: Sequence[int]) -> list[torch.Tensor]:
+    """(1 + n, hidden) of each sequence, of the only layer."""
+    (layer,) = taps
+    return [scores.taps[layer][scores.rows[i] : scores.rows[i + 1]] for i in positions]
 
 
 def _own(step: StepScores, batch: Sequence[DecodingSequence], index: int) -> torch.Tensor:
