@@ -524,6 +524,13 @@ SEARCHES: Mapping[str, Entry] = {
         ("a smaller model with the target's tokenizer",),
         "Entropy Adaptive Decoding: Dynamic Model Switching for Efficient Inference (arXiv:2502.06833)",
     ),
+    "arbitrage": Entry(
+        "paceline.search.methods.arbitrage:Arbitrage",
+        ROUTING,
+        ("approximate", "approximate"),
+        ("a smaller model with the target's tokenizer, and a router trained for it",),
+        "Arbitrage: Efficient Reasoning via Advantage-Aware Speculation (arXiv:2512.05033)",
+    ),
     "backoff": Entry(
         "paceline.search.methods.backoff:BackOff",
         "constraint",
