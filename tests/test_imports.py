@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": set(),
     "diffusion": METHODS | MODELS | {"engine", "sampling", "grammar"},
     "drafters": METHODS | MODELS,
-    "verifiers": METHODS | {"sampling"},
+    "verifiers": METHODS | MODELS | {"sampling"},
     "controllers": METHODS | {"models"},
     "sampling": METHODS,
     "grammar": METHODS | {"checkpoints", "sampling"},

@@ -377,6 +377,20 @@ VERIFIERS: Mapping[str, Entry] = {
         ("chains: methods and settings that draft trees are rejected",),
         "DeepSeek R1 MTP implementation and optimization (technical blog of TensorRT-LLM)",
     ),
+    "reflective": Entry(
+        "paceline.verifiers.reflective:Reflective",
+        "verifier",
+        ("approximate", "approximate"),
+        ("chains: methods and settings that draft trees are rejected",),
+        "Think Before You Accept: semantic reflective verification (arXiv:2505.18629)",
+    ),
+    "judge": Entry(
+        "paceline.verifiers.judge:Judge",
+        "verifier",
+        ("approximate", "approximate"),
+        ("chains: methods and settings that draft trees are rejected", "taps", "a head trained for the target"),
+        "Judge decoding: faster speculative sampling requires going beyond model alignment (arXiv:2501.19309)",
+    ),
     "accept_thresholds": Entry(
         "paceline.verifiers.accept_thresholds:AcceptThresholds",
         "verifier",
@@ -417,6 +431,9 @@ CONTROLLERS: Mapping[str, Entry] = {
         "paceline.controllers.policies.ppd:PPDController", "controller", paper="Hardware-aware PPD (arXiv:2405.18628)"
     ),
 }
+
+ROUTING = "routing"
+"""Kind of searches that let a second model write a part of the text, which strict mode rejects."""
 
 SEARCHES: Mapping[str, Entry] = {
     "beam": Entry(
@@ -500,6 +517,20 @@ SEARCHES: Mapping[str, Entry] = {
         ("a second model or a scorer",),
         "Let's Fuse Step by Step: Generative Fusion Decoding (arXiv:2405.14259)",
     ),
+    "ead": Entry(
+        "paceline.search.methods.ead:EntropyAdaptive",
+        ROUTING,
+        ("approximate", "approximate"),
+        ("a smaller model with the target's tokenizer",),
+        "Entropy Adaptive Decoding: Dynamic Model Switching for Efficient Inference (arXiv:2502.06833)",
+    ),
+    "arbitrage": Entry(
+        "paceline.search.methods.arbitrage:Arbitrage",
+        ROUTING,
+        ("approximate", "approximate"),
+        ("a smaller model with the target's tokenizer, and a router trained for it",),
+        "Arbitrage: Efficient Reasoning via Advantage-Aware Speculation (arXiv:2512.05033)",
+    ),
     "backoff": Entry(
         "paceline.search.methods.backoff:BackOff",
         "constraint",
@@ -562,6 +593,7 @@ TRAINERS: Mapping[str, Entry] = {
     "kangaroo": Entry("paceline.training.kangaroo:KangarooTrainer", "head", paper="Kangaroo (arXiv:2404.18911)"),
     "layer_skip": Entry("paceline.training.layer_skip:LayerSkipTrainer", "model", paper="LayerSkip (arXiv:2404.16710)"),
     "hybrid": Entry("paceline.training.hybrid:HybridTrainer", "model", paper="MOHAWK (arXiv:2408.10189)"),
+    "judge": Entry("paceline.training.judge:JudgeTrainer", "judge", paper="Judge Decoding (arXiv:2501.19309)"),
     "lora": Entry("paceline.training.lora:LoraTrainer", "adapter", paper="LoRA (arXiv:2106.09685)"),
     "codebooks": Entry(
         "paceline.training.codebooks:CodebookTrainer", "model", paper="Codebook Features (arXiv:2310.17230)"

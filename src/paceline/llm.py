@@ -23,6 +23,7 @@ from paceline.assembly import (
     check_methods,
     find_exactness,
     reject_approximate,
+    reject_routing,
     reject_unsteady,
 )
 from paceline.checkpoints import (
@@ -382,7 +383,11 @@ class LLM(metaclass=Named):
         if given is None:
             return [None] * len(params)
         self._must_draft("search")
-        return searches_for(given, params)
+        configs = searches_for(given, params)
+        if self.config.exactness == "strict":
+            for config in configs:
+                reject_routing(config.method)
+        return configs
 
     def beam_search(
         self,

@@ -19,8 +19,9 @@ RULES: dict[str, dict[str, Any]] = {
     "relaxed_thinking": {
         "relaxed_topk": 10, "relaxed_delta": 0.9, "begin_thinking_phase_token": 12, "end_thinking_phase_token": 2,
     },
+    "reflective": {"reflective_alpha": 1.0},
 }  # fmt: skip
-AT_ZERO = ("fly", "relaxed_thinking")
+AT_ZERO = ("fly", "relaxed_thinking", "reflective")
 """Those that depart at temperature 0, too."""
 
 
@@ -35,11 +36,13 @@ def prompts(llm: LLM) -> list[dict[str, Any]]:
 
 
 def departures(llm: LLM, rule: str, **more: Any) -> list[int]:
-    """Of each request, which add up to no more than what was accepted."""
+    """Of each request, no more than its tokens; but for reflection, whose own tokens depart too, than its drafts."""
     relaxed = llm.with_speculative_config(DRAFT | {"acceptance_method": rule} | RULES.get(rule, {}))
     params = SamplingParams(**{"max_tokens": 24, "ignore_eos": True} | more)
     found = [out.metrics for out in relaxed.generate(prompts(llm), params)]
-    assert all(one.num_departures <= one.num_accepted_tokens for one in found)
+    for one in found:
+        own = rule == "reflective"
+        assert one.num_departures <= (one.num_generation_tokens if own else one.num_accepted_tokens)
     assert [one.to_dict()["num_departures"] for one in found] == [one.num_departures for one in found]
     return [one.num_departures for one in found]
 

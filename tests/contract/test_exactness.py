@@ -46,10 +46,13 @@ from paceline import claims, registry
 from paceline.claims import Cell
 from paceline.config import RequestOutputKind, SamplingParams
 from paceline.errors import ConfigError
+from paceline.models.heads import StateJudge
 from paceline.sampling.logit_rules import ForbiddenTokens, Processors
-from paceline.verifiers import RecursiveRejection
+from paceline.verifiers import RecursiveRejection, Reflection
 from paceline.verifiers.accept_thresholds import AcceptThresholds
 from paceline.verifiers.fly import Fly
+from paceline.verifiers.judge import Judge
+from paceline.verifiers.reflective import Reflective
 from paceline.verifiers.relaxed_thinking import RelaxedThinking
 from paceline.verifiers.typical import TypicalAcceptance
 
@@ -362,11 +365,53 @@ class BoundedThresholds(AcceptThresholds):
         return found
 
 
+class BoundedReflection(Reflection):
+    """Reflection that checks how far it moves logits: by its share of the way."""
+
+    def mixed(self, rows_mv: Any, n: int) -> Any:
+        found = super().mixed(rows_mv, n)
+        own, again = rows_mv[: n + 1].double(), rows_mv[-n - 1 :].double()
+        way = self.alpha / BoundedReflective.loosened * (again - own).abs()
+        assert bool(((found - own).abs() <= way + 1e-5).all()), "below the bound"
+        return found
+
+
+class BoundedReflective(Reflective):
+    """Reflective verification with such a reflection; the prompt that asks is two letters."""
+
+    loosened = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(0.4, [2, 3])
+        self.reflection = BoundedReflection(0.4, (2, 3), 2)
+
+
+class BoundedJudge(Judge):
+    """Judge that checks what it keeps by the state that has read it."""
+
+    loosened = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(judge_threshold=0.4)
+        self.use(StateJudge(torch.linspace(-1.0, 1.0, 8), 0.2), 4)
+
+    def verify(self, trees: Any, rows: Any, draws: Any) -> Any:
+        found = super().verify(trees, rows, draws)
+        assert self.head is not None
+        for states, verdict in zip(self._states, found, strict=True):
+            for place in verdict.departures:
+                odds = float(states[verdict.path[place] + 1].double() @ self.head.weight.double()) + self.head.bias
+                assert 1 / (1 + math.exp(-odds)) > 0.4 * self.loosened - 1e-6, "below the bound"
+        return found
+
+
 BOUNDED: dict[str, Any] = {
     "accept_thresholds": BoundedThresholds,
     "typical_acceptance_sampler": Bounded,
     "fly": BoundedFly,
     "relaxed_thinking": BoundedThinking,
+    "reflective": BoundedReflective,
+    "judge": BoundedJudge,
 }
 """Approximate verifiers that check themselves."""
 
@@ -430,7 +475,7 @@ def test_every_parameter_and_drafter_has_cells() -> None:
     assert {(cell.verifier, cell.mode) for cell in CELLS} == {
         ("greedy", "greedy"),
         *product(claims.verifiers(), ("sampled", "seeded")),
-        *product(("fly", "relaxed_thinking"), ("greedy",)),
+        *product(("fly", "relaxed_thinking", "reflective", "judge"), ("greedy",)),
     }
     assert len(EQUAL) + len(IN_DISTRIBUTION) + len(APPROXIMATE) == len(CELLS)
     assert {cell.verifier for cell in APPROXIMATE} == set(BOUNDED)

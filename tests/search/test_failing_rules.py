@@ -40,6 +40,8 @@ SEARCHES: dict[str, tuple[float, dict[str, Any]]] = {
     "pg_td": (GREEDY, {"reward": half, "rollouts": 3}),
     "ved": (GREEDY, {"value": half, "beam_width": 2}),
     "gfd": (GREEDY, {"scorer": half}),
+    "ead": (GREEDY, {"model": "bundled/draft", "entropy_threshold": 99.0}),
+    "arbitrage": (GREEDY, {"model": "bundled/draft", "router": half, "threshold": 0.6, "step_tokens": 2}),
     "backoff": (GREEDY, {"denied": "no such text"}),
     "paceline.search.message:HideMessage": (SAMPLED, {"data": bytes(3)}),
 }

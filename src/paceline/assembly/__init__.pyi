@@ -6,4 +6,5 @@ from .draft_models import DraftModels as DraftModels
 from .exactness import Exactness as Exactness
 from .exactness import find_exactness as find_exactness
 from .exactness import reject_approximate as reject_approximate
+from .exactness import reject_routing as reject_routing
 from .learning import reject_unsteady as reject_unsteady

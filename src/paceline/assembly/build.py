@@ -86,6 +86,7 @@ def build_parts(
     found = single_methods(config, default_draft, own_module=own_module)
     methods = sorted(found, key=lambda method: _TURN.get(_kind(method), 1))
     sampled = _verifier(config)
+    sampled.prepare(runner, tokenizer)
     if config.acceptance_method == "relaxed_thinking":
         _check_marks(config, runner.info.vocab_size)
 

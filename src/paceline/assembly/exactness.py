@@ -59,6 +59,20 @@ def reject_approximate(rule: str) -> None:
     need(exact, "acceptance_method", "be an exact rule with exactness='strict'", rule)
 
 
+def reject_routing(method: str) -> None:
+    """Reject a search that lets a second model write in strict mode.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    need(
+        registry.lookup("searches", method).kind != registry.ROUTING,
+        "search",
+        "be a method in which the model alone writes with exactness='strict'",
+        method,
+    )
+
+
 def find_exactness(runner: Runner, requested: str) -> Exactness:
     """What holds for a loaded model.
 

@@ -123,7 +123,8 @@ def run(
             lines = drafter_words(trained, command)
         else:
             command = method.command(trained.folder, model)
-            lines = likeliest_words(trained, command + chat if command.startswith("paceline generate") else command)
+            shown = command + chat if command.startswith("paceline generate") else command
+            lines = likeliest_words(trained, shown, method.judged_as)
         for line in lines:
             say(line)
 
@@ -157,7 +158,7 @@ def drafter_words(trained: Trained, command: str) -> Iterator[str]:
     yield f"Use it: {command}"
 
 
-def likeliest_words(trained: Trained, command: str) -> Iterator[str]:
+def likeliest_words(trained: Trained, command: str, right: str = "now the likeliest ones") -> Iterator[str]:
     """How often what does not draft finds the likeliest token, of how many texts that is, and the command that uses it
     where there is one.
     """
@@ -166,7 +167,7 @@ def likeliest_words(trained: Trained, command: str) -> Iterator[str]:
     after, before = (measured.acceptance[0] for measured in (trained.test, trained.before))
     interval = interval_words(figures(trained.test, drafts=False), share=True)
     yield (
-        f"Of the tokens of {of_texts(trained.test)}, {after:.1%} are now the likeliest ones{interval}; {before:.1%} "
+        f"Of the tokens of {of_texts(trained.test)}, {after:.1%} are {right}{interval}; {before:.1%} "
         f"before. {_report(trained)}"
     )
     if command:

@@ -87,6 +87,9 @@ RULE_OPTIONS: Final = {
     **dict.fromkeys(
         ("relaxed_topk", "relaxed_delta", "begin_thinking_phase_token", "end_thinking_phase_token"), "relaxed_thinking"
     ),
+    **dict.fromkeys(("reflective_alpha", "reflective_prompt", "reflective_context"), "reflective"),
+    "judge_model": "judge",
+    "judge_threshold": "judge",
     "speculative_accept_threshold_single": "accept_thresholds",
     "speculative_accept_threshold_acc": "accept_thresholds",
 }
@@ -120,6 +123,13 @@ def _check_learn(name: str, value: object) -> None:
     need(isinstance(value, LearnConfig), name, "be a LearnConfig", value)
 
 
+def _check_prompt(name: str, value: object) -> None:
+    fine = value is None or (isinstance(value, str) and value != "")
+    if not fine and isinstance(value, list | tuple):
+        fine = len(value) > 0 and all(type(token) is int and token >= 0 for token in value)
+    need(fine, f"speculative_config {name}", "be a text or token ids, not empty", value)
+
+
 def _check_controller(name: str, value: object) -> None:
     _check_text(f"speculative_config {name}", value, rule="be a name from `paceline methods`")
 
@@ -146,8 +156,8 @@ class SpeculativeConfig:
     acceptance_method: str = option(
         "rejection_sampler", check=partial(_check_text, rule="be a verifier of `paceline methods` or module:Class"),
         doc='"rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling" (all exact), '
-        '"typical_acceptance_sampler", "fly", "relaxed_thinking", "accept_thresholds" (approximate), the name of one '
-        'of another package, or "module:Class".',
+        '"typical_acceptance_sampler", "fly", "relaxed_thinking", "accept_thresholds", "reflective", "judge" '
+        '(approximate), the name of one of another package, or "module:Class".',
     )  # fmt: skip
     posterior_threshold: float = option(0.09, doc="Of typical acceptance.", low=0.0, high=1.0, rule="be in 0..1")
     posterior_alpha: float = option(0.3, doc="Of typical acceptance.", low=0.0, rule="be 0 or more")
@@ -171,6 +181,23 @@ class SpeculativeConfig:
         1.0, doc="Of accept_thresholds: what drafts' summed probability is divided by.", low=0.0, high=1.0,
         rule="be in 0..1",
     )  # fmt: skip
+    reflective_alpha: float = option(
+        0.3, doc="Of reflective: share of what the target says where it is asked to check drafts.", low=0.0, high=1.0,
+        rule="be in 0..1",
+    )  # fmt: skip
+    reflective_prompt: str | Sequence[int] | None = option(
+        None, check=_check_prompt,
+        doc="Of reflective: text or token ids that ask to check; None is a short English one.",
+    )  # fmt: skip
+    reflective_context: int = option(
+        8, doc="Of reflective: tokens of the text's end, repeated before the drafts' second copy.", low=0, high=4096
+    )
+    judge_model: str | None = option(
+        None, check=_check_model, doc="Of judge: folder or hub id of the head that says whether a token is good."
+    )
+    judge_threshold: float = option(
+        0.5, doc="Of judge: chance from which on a rejected draft is kept.", low=0.0, high=1.0, rule="be in 0..1"
+    )
     controller: str | None = option(
         None, check=_check_controller,
         doc='A policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where '

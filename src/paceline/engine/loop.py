@@ -62,7 +62,7 @@ class Engine:
             parts.runner, parts.drafter_set, config, tokenizer=tokenizer, eos_ids=eos_ids, models=models
         )
         self._planner, self._clock = Planner(parts), StepClock()
-        self._scoring = Scoring(parts, self.scheduler.companions)
+        self._scoring = Scoring(parts, self.scheduler.companions, self.scheduler.fit)
         self._chunks: list[StreamChunk] = []  # of a step that has not come to its end
 
     @property
@@ -164,7 +164,7 @@ class Engine:
         trees = self.scheduler.fit(batch, planner.select(proposals))
         clock.drafted(proposals.draft_seconds, proposals.reading_seconds)
         scores = self._scoring.score(batch, roots, trees, clock)
-        verdicts = verify(self.parts, batch, trees, scores.steered, scores.longer)
+        verdicts = verify(self.parts, batch, trees, scores)
         clock.verified()
         chunks = self._commit(batch, trees, verdicts, scores.raw)
         clock.committed()

@@ -34,7 +34,8 @@ class RequestMetrics:
         num_accepted_tokens: accepted nodes whose tokens are in the output; what a stop or a limit cut off does not
             count.
         num_accepted_tokens_per_pos: those by depth, from depth 1.
-        num_departures: those that an exact rule with the same draws would not have taken; 0 under exact rules.
+        num_departures: those that an exact rule with the same draws would not have taken; 0 under exact rules. Of a
+            search that lets a second model write, all tokens of that one, which nobody has judged.
         num_generation_tokens, num_prompt_tokens: text sizes.
         drafters: name -> counts; a node that several drafters proposed counts for the first of them.
         dropped_drafters: name -> why a drafter was dropped for this request.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from paceline.engine.companions import NOTHING_ADDED, Companions, SteeringRows
 from paceline.engine.parts import EngineParts
+from paceline.engine.reflecting import Fit, own_and_mixed, shown_twice
 from paceline.engine.sequence import DecodingSequence
 from paceline.engine.step_clock import StepClock
 from paceline.tree import Scores, TokenTree
@@ -21,7 +22,8 @@ class StepScores:
 
     Attributes:
         raw: the model's own scores.
-        steered: the same as steering shapes them, which verdicts are made of; the same object where nothing is steered.
+        steered: the same as steering or reflection shapes them, which verdicts are made of; the same object where
+            neither does.
         longer: by position in the batch, the trees that grew by a trial while they were scored.
     """
 
@@ -36,10 +38,12 @@ class Scoring:
     Args:
         parts: the runner, and the drafters that work beside it.
         companions: what steers the sequences.
+        fit: cuts trees to the memory that there is.
     """
 
-    def __init__(self, parts: EngineParts, companions: Companions) -> None:
+    def __init__(self, parts: EngineParts, companions: Companions, fit: Fit) -> None:
         self._runner, self._drafter_set, self._companions = parts.runner, parts.drafter_set, companions
+        self._reflection, self._taps, self._fit = parts.sampled.reflection, parts.sampled.taps, fit
 
     def score(
         self, batch: Sequence[DecodingSequence], roots: Sequence[int], trees: Sequence[TokenTree], clock: StepClock
@@ -50,19 +54,27 @@ class Scoring:
             clock: told when there are scores, and when the work of drafters beside them has ended.
         """
         with self._drafter_set.ahead(batch, trees) as ahead:
-            added = self._companions.added(batch, trees)
-            scores, second = added.split(self._pass(batch, roots, trees, added))
+            added, shown = self._companions.added(batch, trees), trees
+            if self._reflection is not None:
+                shown = shown_twice(self._reflection, batch, trees, self._fit, self._runner.info.max_context)
+            scores, second = added.split(self._pass(batch, roots, shown, added))
             clock.scored()
         clock.joined(ahead.waits_for)
-        return StepScores(scores, self._companions.shape(batch, trees, scores, second), ahead.longer)
+        mixed = scores
+        if self._reflection is not None and shown is not trees:
+            scores, mixed = own_and_mixed(self._reflection, scores, trees, shown)
+        return StepScores(scores, self._companions.shape(batch, trees, mixed, second), ahead.longer)
 
     def _pass(
         self, batch: Sequence[DecodingSequence], roots: Sequence[int], trees: Sequence[TokenTree], added: SteeringRows
     ) -> Scores:
         """One pass; where a drafter has computed a part of it, the rest."""
         caches, taps = [sequence.cache for sequence in batch], self._drafter_set.score_taps
+        if self._taps:
+            taps = sorted({*taps, *self._taps})
         if added is not NOTHING_ADDED:
             caches, taps = [*caches, *added.caches], sorted({*taps, *added.taps})
             return self._runner.score(caches, [*roots, *added.roots], [*trees, *added.trees], taps=taps)
-        resumed = None if taps else self._drafter_set.resume(batch, caches, roots, trees)
+        whole = bool(taps) or self._reflection is not None
+        resumed = None if whole else self._drafter_set.resume(batch, caches, roots, trees)
         return self._runner.score(caches, roots, trees, taps=taps) if resumed is None else resumed

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 Steps = Generator[Sequence[Branch], BranchRows, T]
 """Yields the branches whose rows are wanted, none of which has ended, and is sent a row for each; returns a T. A branch
-that is named several times is computed once.
+that is named several times is computed once. An empty list gives others a turn and computes nothing.
 
 The caches of branches that are not asked for are freed, but for those in `Search.kept`.
 """
@@ -52,7 +52,8 @@ class Search(ABC):
         turns: of the model, in which the search runs. tokenizer: of the model, there when it begins.
         runner: the model, which `steps` may run passes of its own with; it gives back the caches that it opens. models:
             opens others.
-        own_rows, own_passes: of such passes, for the budget and the report.
+    own_rows, own_passes: of such passes, for the budget and the report.
+    second_tokens: tokens of the text that another model wrote, and this one has not judged.
     """
 
     name: ClassVar[str]
@@ -73,7 +74,7 @@ class Search(ABC):
         self.kept: list[Branch] = []
         self.alive: list[Branch] = []
         self.found: list[Found] = []
-        self.own_rows = self.own_passes = 0
+        self.own_rows = self.own_passes = self.second_tokens = 0
         self.branches = 1
 
     @classmethod

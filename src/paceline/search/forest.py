@@ -72,6 +72,8 @@ class Forest:
         ]
         self._seat([*branches, *(branch for branch in near if branch not in asked)], stay)
         self._free([branch for branch in self._seated if branch not in stay])
+        if not branches:
+            return BranchRows(torch.empty(0, 0), torch.empty(0, 0)), {}
         self._make_room(branches)
         parts = []
         for start in range(0, len(branches), MOST_ROWS):

@@ -97,7 +97,7 @@ class RunningSearch:
     def send(self, rows: BranchRows, errors: Errors) -> None:
         """Hand it what it asked for, or end it where that is no distribution."""
         self.tree.num_tokens += len(self.asked)
-        self.tree.num_passes += 1
+        self.tree.num_passes += bool(self.asked)
         spent = self._spent()
         fatal = self._fatal(errors)
         if fatal is not None:
@@ -192,6 +192,7 @@ class RunningSearch:
         metrics = request.metrics
         metrics.num_steps = self.tree.num_passes
         metrics.num_generation_tokens = sum(len(output.token_ids) for output in outputs)
+        metrics.num_departures = self.search.second_tokens
         metrics.generation_time = self.tree.seconds
         request.result().search = self.tree
         for output in outputs:

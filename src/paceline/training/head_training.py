@@ -16,7 +16,7 @@ import torch
 from paceline.checkpoints import RUN_FINISHED, RUN_SETTINGS
 from paceline.errors import CapabilityError, ConfigError, PacelineError
 from paceline.models import has_ability
-from paceline.training.answers import Asked, TrainingText, answered, texts_of
+from paceline.training.answers import Asked, TrainingText, answered
 from paceline.training.batches import Document, TargetView, draft_vocabulary
 from paceline.training.heads import Trainer, trainer
 from paceline.training.loop import STATE, fit
@@ -128,7 +128,7 @@ def replaced(llm: LLM, folder: Path) -> LLM:
 def _asked(llm: LLM, config: TrainConfig) -> list[TrainingText] | Asked:
     """Texts as they are, or prompts."""
     if config.texts:
-        return texts_of(llm, config.data, most=config.most_prompts)
+        return trainer(config.method).texts(llm, config)
     prompts = trainer(config.method).prompts(llm, config)
     rule = f"hold {LEAST} prompts or more: one to learn, one to choose the best state by, one to test it on"
     need(len(prompts) >= LEAST, "data", rule, len(prompts))

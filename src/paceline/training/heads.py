@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from paceline import registry
 from paceline.errors import PromptError
 from paceline.models.heads import write_head
-from paceline.training.answers import Asked, prompts_of
+from paceline.training.answers import Asked, TrainingText, prompts_of, texts_of
 from paceline.training.batches import Batch, Document, RecordedBatch, TargetView
 from paceline.training.train_config import TrainConfig
 from paceline.utils import read_prompts, reject_unknown
@@ -60,7 +60,8 @@ class Trainer(nn.Module):
     Attributes:
         name: of the method. config_class: what a user may set.
         rate: usual peak of the learning rate.
-        drafts: what is written drafts for the target; otherwise it is an adapter of it, or another model.
+        drafts: what is written drafts for the target; otherwise it is an adapter of it, another model, or a judge.
+        judged_as: what tokens are that it is right about, where it does not draft.
         replaces_target: what is written is a model in place of the target.
         reads_sources: the model's texts follow from sources that its encoder reads, and go no further than their ends.
         depths: how many tokens ahead it is judged by.
@@ -71,6 +72,7 @@ class Trainer(nn.Module):
     config_class: ClassVar[type[TrainConfig]] = TrainConfig
     rate: ClassVar[float] = 1e-3
     drafts: ClassVar[bool] = True
+    judged_as: ClassVar[str] = "now the likeliest ones"
     replaces_target: ClassVar[bool] = False
     reads_sources: ClassVar[bool] = False
     depths: int
@@ -111,6 +113,15 @@ class Trainer(nn.Module):
                 model.
         """
         return prompts_of(llm, config.data, most=config.most_prompts, longest=config.fitting.row_tokens // 2)
+
+    @classmethod
+    def texts(cls, llm: LLM, config: TrainConfig) -> list[TrainingText]:
+        """What is learned as it is, with `config.texts`.
+
+        Raises:
+            PromptError: what cannot be read.
+        """
+        return texts_of(llm, config.data, most=config.most_prompts)
 
     @classmethod
     @abstractmethod

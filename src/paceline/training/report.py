@@ -34,7 +34,7 @@ DRAFTS = """<p>On {seen}, a chain of {depths} drafts gives <b>{figure}</b> token
 <p>Each cell: the share of drafts that are right where all before them are, and of how many drafts that is.</p>
 """
 
-TEXTS = """<p>Of {seen}, <b>{figure}</b> are the likeliest ones{interval}; {first} before training. It is the
+TEXTS = """<p>Of {seen}, <b>{figure}</b> are right{interval}; {first} before training. It is the
 state after {step} steps; {minutes:.1f} minutes of training.</p>
 """
 

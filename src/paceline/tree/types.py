@@ -61,7 +61,7 @@ class Verdict:
         accepted: their tokens.
         next_token: the target's own token after the path, which every verifier gives; None only in place of a verdict,
             where a row held no distribution (`paceline.explain`).
-        departures: rising places in `accepted` of what the exact rule with the same draws would not have taken there;
+        departures: rising places in `tokens` of what the exact rule with the same draws would not have taken there;
             empty under every exact rule.
     """
 

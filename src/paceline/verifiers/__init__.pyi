@@ -1,4 +1,6 @@
 from .base import ArgmaxVerifier as ArgmaxVerifier
+from .base import Draws as Draws
+from .base import Likeliest as Likeliest
 from .base import Rows as Rows
 from .base import Verifier as Verifier
 from .base import bad_row as bad_row
@@ -9,7 +11,9 @@ from .greedy_draft import GreedyDraftSampling as GreedyDraftSampling
 from .k_seq import KSeq as KSeq
 from .k_seq import plan_k_seq as plan_k_seq
 from .recursive_rejection import RecursiveRejection as RecursiveRejection
+from .recursive_rejection import departures_at as departures_at
 from .recursive_rejection import proposal as proposal
 from .recursive_rejection import residual as residual
+from .reflection import Reflection as Reflection
 from .relaxed_thinking import RelaxedThinking as RelaxedThinking
 from .typical import TypicalAcceptance as TypicalAcceptance

@@ -15,7 +15,10 @@ from paceline.errors import CapabilityError, NumericsError
 if TYPE_CHECKING:
     import torch
 
+    from paceline.checkpoints import Tokenizer
+    from paceline.models import Runner
     from paceline.tree import Scores, TokenTree, Trial, Verdict
+    from paceline.verifiers.reflection import Reflection
 
 R = TypeVar("R")
 
@@ -59,17 +62,36 @@ class Verifier(ABC):
             reaches and not to the others.
         reads_text: what it accepts depends on the text before the tree, which `after` tells it.
         chains_only: it judges chains alone; methods and settings that draft trees are rejected beside it.
+        taps: the layer of the target whose states it wants, as `Scores.taps` counts them, which `seeing` tells it; none
+            or one, once it is prepared.
+        reflection: drafts are shown to the target twice in a pass, and the rule gets the logits mixed; None is once.
     """
 
     name: str
     row_by_row: bool = False
     chains_only: bool = False
     reads_text: bool = False
+    reflection: Reflection | None = None
+    taps: Sequence[int] = ()
+
+    def prepare(self, runner: Runner, tokenizer: Tokenizer | None) -> None:  # noqa: B027  # most need nothing
+        """Fit the rule to the model whose rows it will judge, before the first step.
+
+        Raises:
+            PacelineError: a model that it cannot judge with.
+        """
 
     def after(self, texts: Sequence[Sequence[int]]) -> Verifier:
         """The rule in one step of sequences with these committed texts, prompts and roots included.
 
         It is asked for in every step, of rules that read the text.
+        """
+        return self
+
+    def seeing(self, states: Sequence[torch.Tensor]) -> Verifier:
+        """The rule in one step of sequences whose roots and nodes have these (1 + n, hidden) states.
+
+        It is asked for in every step, of rules with `taps`.
         """
         return self
 
@@ -101,6 +123,10 @@ class ArgmaxVerifier(Verifier):
 
     def after(self, texts: Sequence[Sequence[int]]) -> ArgmaxVerifier:
         """See `Verifier.after`."""
+        return self
+
+    def seeing(self, states: Sequence[torch.Tensor]) -> ArgmaxVerifier:
+        """See `Verifier.seeing`."""
         return self
 
     @abstractmethod
@@ -150,6 +176,15 @@ class AtZero(ArgmaxVerifier):
     def __init__(self, rule: Verifier) -> None:
         self.rule, self.name = rule, rule.name
         self.row_by_row, self.chains_only, self.reads_text = rule.row_by_row, rule.chains_only, rule.reads_text
+
+    @property
+    def taps(self) -> Sequence[int]:  # type: ignore[override]
+        """Of the rule."""
+        return self.rule.taps
+
+    def seeing(self, states: Sequence[torch.Tensor]) -> AtZero:
+        """See `Verifier.seeing`."""
+        return AtZero(self.rule.seeing(states))
 
     def after(self, texts: Sequence[Sequence[int]]) -> AtZero:
         """See `Verifier.after`."""

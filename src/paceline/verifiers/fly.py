@@ -20,26 +20,21 @@ not those of the paper's normalised entropy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cache
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from paceline.errors import NumericsError
-from paceline.tree import TokenTree, Trial, Verdict
-from paceline.verifiers.base import ArgmaxVerifier, AtZero, Verifier, before_bad_row, chain_of, sample, verify_each
-from paceline.verifiers.recursive_rejection import match, probabilities_of, proposal, reject
+from paceline.tree import TokenTree, Verdict
+from paceline.verifiers.base import ArgmaxVerifier, AtZero, Verifier, verify_each
+from paceline.verifiers.kept_rejections import JudgedChain, walk_past
 
 if TYPE_CHECKING:
     from paceline.verifiers.base import Draws, Rows
 
 LIKELIEST: Final = 3
 """Tokens of which the entropy is taken."""
-
-Native = Callable[[int], tuple[int | None, int]]
-"""Place in the chain -> what the exact rule says there: the accepted node or None, the token."""
 
 
 class Fly(Verifier):
@@ -70,45 +65,17 @@ class Fly(Verifier):
         return verify_each(self._verdict, trees, rows, draws)
 
     def _verdict(self, tree: TokenTree, rows_nv: Rows, draws: Draws) -> Verdict:
-        chain = chain_of(tree, self.name)
-        nodes = [trial.node for trial in chain]
-        tokens = [int(tree.tokens[node]) for node in nodes]
-        row_of = cache(lambda place: rows_nv[nodes[place - 1] + 1 if place else 0])
+        return walk_past(self.name, tree, rows_nv, draws, self.defers)
 
-        @cache
-        def native(place: int) -> tuple[int | None, int]:
-            rule = reject if chain[place].drawn else match
-            return rule(chain[place : place + 1], tokens[place : place + 1], row_of(place), draws, place)
-
-        kept, departures = 0, list[int]()
-        try:
-            while kept < len(chain):
-                node, token = native(kept)
-                if node is None:
-                    if not self.defers(kept, chain, tokens[kept], row_of(kept), native):
-                        break
-                    departures.append(kept)
-                kept += 1
-            else:
-                token = sample(draws, kept, row_of(kept))
-        except NumericsError:
-            if kept:
-                return replace(before_bad_row(nodes[:kept], tokens[:kept]), departures=tuple(departures))
-            raise
-        return Verdict(tuple(nodes[:kept]), tuple(tokens[:kept]), token, tuple(departures))
-
-    def defers(self, place: int, chain: Sequence[Trial], token: int, weights_v: torch.Tensor, native: Native) -> bool:
+    def defers(self, chain: JudgedChain, place: int) -> bool:
         """Whether a draft that the exact rule rejects is kept."""
         window = range(place + 1, place + self.fly_window_size + 1)
         if window.stop > len(chain):
             return False
-        p_v = probabilities_of(weights_v, place)
-        if not float(proposal(chain[place], token, p_v)[token]) > 0.0 or not float(p_v[token]) > 0.0:
-            return False
-        if top_entropy(p_v) < self.fly_entropy_threshold:
+        if (p_v := chain.possible(place)) is None or top_entropy(p_v) < self.fly_entropy_threshold:
             return False
         try:
-            return all(native(later)[0] is not None for later in window)
+            return all(chain.exact(later)[0] is not None for later in window)
         except NumericsError:  # a row behind it holds no distribution
             return False
 

@@ -116,6 +116,23 @@ def reject(
     return None, draws.categorical(depth, r_v)
 
 
+def departures_at(tree: TokenTree, verdict: Verdict, rows_nv: Rows, draws: Draws) -> tuple[int, ...]:
+    """Places in the tokens of a verdict, its last one included, where exact verification with the same draws, by rows
+    of the target's own, would have given another token behind the tokens before it.
+
+    Args:
+        rows_nv: not those that the verdict was made of.
+    """
+    found: list[int] = []
+    for place, (parent, token) in enumerate(zip((ROOT, *verdict.path), verdict.tokens, strict=True)):
+        trials = tree.trials_of(parent) if len(tree) else ()
+        rule = reject if any(trial.drawn for trial in trials) else match
+        tokens = [int(tree.tokens[trial.node]) for trial in trials]
+        if rule(trials, tokens, rows_nv[parent + 1], draws, place)[1] != token:
+            found.append(place)
+    return tuple(found)
+
+
 def departures_of(tree: TokenTree, path: Sequence[int], rows_nv: Rows, draws: Draws) -> tuple[int, ...]:
     """Places of an accepted path at which exact verification with the same draws would not have gone that way.
 

@@ -18,3 +18,4 @@ from .source_draft_files import SourceDraft as SourceDraft
 from .source_draft_files import is_source_draft as is_source_draft
 from .source_draft_files import read_source_draft as read_source_draft
 from .source_draft_files import write_source_draft as write_source_draft
+from .state_judge import StateJudge as StateJudge

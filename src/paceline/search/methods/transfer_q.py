@@ -16,20 +16,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from paceline.checkpoints import same_tokenizer
-from paceline.errors import ConfigError
 from paceline.search.base import Search, Steps
 from paceline.search.branch import Branch, Found
 from paceline.search.forest import raise_failure, shaped
 from paceline.search.scoring import GivenScorer, NamedScorer, prompt_of
+from paceline.search.second_model import CHUNK, fitted, open_second
 from paceline.tree import EMPTY_TREE
 from paceline.utils import integer, need, number
 
 if TYPE_CHECKING:
     from paceline.models import Runner, SequenceCache
 
-CHUNK: Final = 512
-"""Tokens of a pass that fills a cache."""
 STEEPEST: Final = 700.0
 """Largest exponent of what a token falls short by: its chance is 0 then."""
 LARGEST: Final = 1e300
@@ -97,12 +94,7 @@ class TransferQ(Search):
             self.baseline.open(self.models)
         self.roller: Runner = self.runner
         if self.rollout_model is not None:
-            why = same_tokenizer(self.tokenizer, self.models.tokenizer_of(self.rollout_model))
-            if why is not None:
-                raise ConfigError(
-                    f"rollout_model must have the model's tokenizer, {self.rollout_model!r} has not: {why}"
-                )
-            self.roller = self.models.open(self.rollout_model)
+            self.roller = open_second(self, "rollout_model", self.rollout_model)
 
     def steps(self, root: Branch) -> Steps[None]:
         here = root
@@ -155,7 +147,7 @@ class TransferQ(Search):
                     break
                 caches, trees = [forks[i] for i in going], [EMPTY_TREE] * len(going)
                 logits = self.roller.score(caches, [texts[i].token for i in going], trees).logits
-                logprobs, errors = shaped([texts[i] for i in going], _fitted(logits, self.runner.info.vocab_size))
+                logprobs, errors = shaped([texts[i] for i in going], fitted(logits, self.runner.info.vocab_size))
                 raise_failure(errors)
                 stuck |= {i for i in going if texts[i] in errors}
                 for i, token in zip(going, logprobs.argmax(-1).tolist(), strict=True):
@@ -190,11 +182,3 @@ def _difference(first: float, other: float) -> float:
     """log |exp(one) - exp(other)|."""
     low, high = sorted((first, other))
     return high + log(-expm1(low - high)) if low < high else -inf
-
-
-def _fitted(logits: torch.Tensor, width: int) -> torch.Tensor:
-    """(b, width) float32 from (b, w): tokens that the rollout model lacks are forbidden."""
-    fitted = torch.full((len(logits), width), -inf, device=logits.device)
-    most = min(width, logits.shape[1])
-    fitted[:, :most] = logits[:, :most]
-    return fitted
