@@ -202,7 +202,10 @@ def test_what_a_format_has_no_place_for_is_named() -> None:
     for own, weights, to, match in cases:
         with pytest.raises(ConfigError, match=match):
             writer(to, own.method).written(own, weights, HeadTarget("", ""))
-    with pytest.raises(ConfigError, match="has no form in the format 'speculators', which holds eagle3; write hydra"):
+    with pytest.raises(
+        ConfigError,
+        match="has no form in the format 'speculators', which holds eagle3 and dflash and dspark;",
+    ):
         writer("speculators", "hydra")
 
 

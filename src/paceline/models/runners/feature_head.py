@@ -178,7 +178,7 @@ def eagle_parts(config: HeadConfig, weights: Weights, target: Runner, *, name: s
         to_logits = _target_head(target, name, weights.get("norm.weight"), spec.norm_eps, normed=config.normed)
     return HeadParts(
         taps=config.taps_in(info.num_layers), embed=embed, inputs=inputs, to_logits=to_logits, tokens=tokens,
-        layer=state_layer(spec, weights, info, name=name, prefix="layers.0.", head=head_weight),
+        layer=state_layer(spec, weights, info, name=name, prefixes=["layers.0."], head=head_weight),
     )  # fmt: skip
 
 

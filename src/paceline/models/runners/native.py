@@ -22,7 +22,15 @@ import torch
 from paceline.checkpoints import BLOCKS, Blocks, form_of, is_mixed, is_quantized, kinds_of
 from paceline.errors import ConfigError
 from paceline.models.abilities import check_inputs
-from paceline.models.attention.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
+from paceline.models.attention.segments import (
+    Segment,
+    chunk,
+    fed_tokens,
+    offsets,
+    run_lengths,
+    seeing_each_other,
+    tree_segment,
+)
 from paceline.models.attention.tree_attention import Masks
 from paceline.models.base import ALL_LAYERS, Capabilities, LayerPlan, ModelInfo, PassResult
 from paceline.models.checks import check_extend, check_score, check_tokens
@@ -275,16 +283,20 @@ class NativeRunner(StateOperations[NativeCache]):
         *,
         added_qkv: torch.Tensor | None = None,
         picked: Sequence[int] | None = None,
+        two_sided: bool = False,
     ) -> PassResult:
         """A pass of all layers over states (r, hidden) in place of tokens, for heads that are given a target's.
 
         Args:
             caches, trees, computed: as for `score`; tokens are not looked at.
             added_qkv: as of `Passes.run`. picked: rows whose logits are wanted, ascending; None means all.
+            two_sided: all inputs of a sequence see each other; they are chains of which none were computed.
         Returns:
             Logits (picked, v) and states (r, hidden) behind the last layer.
         """
         segments = self._segments(caches, trees, computed)
+        if two_sided:
+            segments = [seeing_each_other(segment) for segment in segments]
         return self._pass(segments, hidden.contiguous(), logits=picked, states=True, added_qkv=added_qkv)
 
     @torch.inference_mode()

@@ -1,17 +1,18 @@
-"""A decoder layer by itself: it is given states in place of tokens, and keeps a cache for each sequence.
+"""A head's decoder layers by themselves: they are given states in place of tokens, and keep a cache for each sequence.
 
-It runs as a model of one layer does (models.runners.native), so in compiled passes on CPUs.
+They run as a model of as many layers does (models.runners.native), so in compiled passes on CPUs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
 from paceline.checkpoints import spec_from_config
 from paceline.models.base import ModelInfo
-from paceline.models.heads.head_config import HeadConfig
+from paceline.models.heads.head_config import BLOCKS, HeadConfig
 from paceline.models.layers.own_weights import Weights
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
@@ -21,15 +22,24 @@ UNUSED: Final = 32
 
 
 def state_layer(
-    spec: ModelSpec, weights: Weights, target: ModelInfo, *, name: str, prefix: str, head: torch.Tensor | None
+    spec: ModelSpec,
+    weights: Weights,
+    target: ModelInfo,
+    *,
+    name: str,
+    prefixes: Sequence[str],
+    head: torch.Tensor | None,
 ) -> NativeRunner:
-    """A model of the layer whose tensors begin with `prefix`, for `run_states` over sequences of a target.
+    """A model of the layers whose tensors begin with these, for `run_states` over sequences of a target.
 
     Args:
         weights: by Hugging Face's names; `norm.weight`, where there is one, is the norm before `head`.
         head: (n, hidden) rows that make logits; None where there are none.
     """
-    return layer_runner(spec, _canonical(weights, spec, prefix, head), target, name=name)
+    canonical = _canonical(weights, spec, head)
+    for index, prefix in enumerate(prefixes):
+        canonical |= _layer(weights, prefix, index)
+    return layer_runner(spec, canonical, target, name=name)
 
 
 def layer_runner(spec: ModelSpec, weights: Weights, target: ModelInfo, *, name: str) -> NativeRunner:
@@ -41,15 +51,16 @@ def layer_runner(spec: ModelSpec, weights: Weights, target: ModelInfo, *, name: 
 
 
 def layer_spec(config: HeadConfig, weights: Weights, prefix: str, rows: int = UNUSED) -> ModelSpec:
-    """The shape of a head's decoder layer, with so many rows of a head behind it: a Llama's, or with norms of queries
-    and keys a Qwen3's.
+    """The shape of a head's decoder layers, with so many rows of a head behind them: a Llama's, or with norms of
+    queries and keys a Qwen3's.
 
     Args:
-        weights: of the head; those of the layer begin with `prefix`.
+        weights: of the head; those of the first layer begin with `prefix`.
     """
     declared: dict[str, Any] = {key: value for key, value in config.layer.items() if value is not None}
+    layers = config.num_layers if config.method in BLOCKS else 1
     kind = "qwen3" if f"{prefix}self_attn.q_norm.weight" in weights else "llama"
-    defaults = {"model_type": kind, "num_hidden_layers": 1, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+    defaults = {"model_type": kind, "num_hidden_layers": layers, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
     sizes = {"hidden_size": config.hidden_size, "vocab_size": rows, "tie_word_embeddings": False}
     sizes |= {"head_dim": config.head_dim, "num_key_value_heads": config.kv_heads}
     return spec_from_config({**defaults, **declared, **sizes})
@@ -69,22 +80,28 @@ FUSED: Final = {
 }
 
 
-def _canonical(weights: Weights, spec: ModelSpec, prefix: str, head: torch.Tensor | None) -> Weights:
-    """The layer's weights by the decoder's names, out of Hugging Face's."""
-    layer = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
-    empty = layer["self_attn.o_proj.weight"].new_zeros(UNUSED, spec.hidden_size)
+def _canonical(weights: Weights, spec: ModelSpec, head: torch.Tensor | None) -> Weights:
+    """What is before and behind the layers, by the decoder's names."""
+    empty = next(iter(weights.values())).new_zeros(UNUSED, spec.hidden_size)
     canonical = {"embed.weight": empty, "head.weight": empty if head is None else head}
+    if "norm.weight" in weights:
+        canonical["final_norm.weight"] = weights["norm.weight"]
+    return canonical
+
+
+def _layer(weights: Weights, prefix: str, index: int) -> Weights:
+    """A layer's weights by the decoder's names, out of Hugging Face's."""
+    layer = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+    canonical = {}
     for name, parts in FUSED.items():
-        canonical[f"layers.0.{name}.weight"] = torch.cat([layer[f"{part}.weight"] for part in parts])
+        canonical[f"layers.{index}.{name}.weight"] = torch.cat([layer[f"{part}.weight"] for part in parts])
         biases = [
             layer.get(f"{part}.bias", layer[f"{part}.weight"].new_zeros(len(layer[f"{part}.weight"]))) for part in parts
         ]
         if any(f"{part}.bias" in layer for part in parts):
-            canonical[f"layers.0.{name}.bias"] = torch.cat(biases)
+            canonical[f"layers.{index}.{name}.bias"] = torch.cat(biases)
     for stored, name in RENAMED.items():
         for kind in ("weight", "bias"):
             if f"{stored}.{kind}" in layer:
-                canonical[f"layers.0.{name}.{kind}"] = layer[f"{stored}.{kind}"]
-    if "norm.weight" in weights:
-        canonical["final_norm.weight"] = weights["norm.weight"]
+                canonical[f"layers.{index}.{name}.{kind}"] = layer[f"{stored}.{kind}"]
     return canonical

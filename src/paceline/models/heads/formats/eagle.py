@@ -1,8 +1,7 @@
-"""EAGLE heads in the files of EAGLE's authors, which vLLM and SGLang read, and of the `speculators` package.
+"""EAGLE heads in the files of EAGLE's authors, which vLLM and SGLang read.
 
-eagle         a Llama's config.json; EAGLE-1 has `fc.weight` and `layers.0.*`, EAGLE-3 `midlayer.*`. An older layout of
-              vLLM has the Llama's keys under "model", and "model." before the names.
-speculators   config.json with `speculators_model_type` "eagle3" and a `transformer_layer_config`; vLLM reads it too.
+config.json is a Llama's; EAGLE-1 has `fc.weight` and `layers.0.*`, EAGLE-3 `midlayer.*`. An older layout of vLLM has
+the Llama's keys under "model", and "model." before the names.
 
 `d2t` holds for each draft id how much larger the target's is, `t2d` which ids of the target there are. A layer id of
 EAGLE-3, where none are given 2, n // 2 and n - 3 of n layers, means what that layer reads, which is what the one before
@@ -15,36 +14,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.models.heads.formats.base import Found, HeadFormat, HeadTarget, Shapes, dtype_of, layer_of, refuse_unread
+from paceline.models.heads.formats.base import (
+    SHAPE,
+    Found,
+    HeadFormat,
+    HeadTarget,
+    Shapes,
+    canonical_name,
+    check_sizes,
+    dtype_of,
+    foreign_tensors,
+    from_offsets,
+    has_qk_norm,
+    layer_of,
+    layers_as_model,
+    refuse_unread,
+)
 from paceline.models.heads.head_config import HeadConfig
 from paceline.utils import shortened
 
-DROPPED: Final = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
-"""What says nothing that other tensors do not say."""
-
-NAMES: Final = {"lm_head.weight": "head.weight", "embed_tokens.weight": "embed.weight", "d2t": "draft_to_target"}
-
 LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
-
-SHAPE: Final = ("target_hidden_size", "layer_types", "sliding_window")
-"""Keys of any EAGLE that are checked."""
 
 THIRD: Final = (LAYERS, "norm_before_residual")
 """Keys of EAGLE-3."""
 
-SPECULATORS: Final = ("speculators_model_type", "speculators_version", "speculators_config", "embed_requires_grad",
-                      "transformer_layer_config")  # fmt: skip
-
 UNUSED: Final = ("next_layer_regular", "parallel_draft_heads_num_layers", "has_lm_head")
 """Keys of `eagle_config` that the tensors say too, or that count only with a `parallel_draft_step` above 1."""
-
-Q_NORM: Final = "layers.0.self_attn.q_norm.weight"
-QWEN3: Final = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
-"""A layer with norms of queries and keys."""
 
 
 class EagleFormat(HeadFormat):
@@ -67,12 +65,12 @@ class EagleFormat(HeadFormat):
         third = any(name.startswith("midlayer.") or ".hidden_norm." in name for name in shapes)
         extra_keys = (*THIRD, "eagle_config") if third else ()
         refuse_unread(config, (*SHAPE, "truncated_vocab_size", "eagle_fc_bias", *extra_keys))
-        _check_sizes(config, config)
+        check_sizes(config, config)
         more: dict[str, Any] = {}
         if third:
             inner = _inner(config)
-            taps = _taps(config.get(LAYERS), inner.get(LAYERS), num_layers)
-            more = {"taps": taps, "norm_before_residual": _residual({**inner, **config})}
+            taps = taps_of(config.get(LAYERS), inner.get(LAYERS), num_layers)
+            more = {"taps": taps, "norm_before_residual": residual_of({**inner, **config})}
         return HeadConfig(
             method="eagle3" if third else "eagle",
             hidden_size=config["hidden_size"],
@@ -83,77 +81,26 @@ class EagleFormat(HeadFormat):
         )
 
     def canonical(self, name: str, config: HeadConfig) -> str | None:
-        while name.startswith("model."):
-            name = name.removeprefix("model.")
-        return None if name in DROPPED else NAMES.get(name, name.replace("midlayer.", "layers.0.", 1))
+        known = canonical_name(name)
+        return known and known.replace("midlayer.", "layers.0.", 1)
 
     def finish(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        offsets = weights.get("draft_to_target")
-        return weights if offsets is None else {**weights, "draft_to_target": torch.arange(len(offsets)) + offsets}
+        return from_offsets(weights)
 
     def written(
         self, config: HeadConfig, weights: Mapping[str, Tensor], target: HeadTarget
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         third = config.method == "eagle3"
-        if Q_NORM in weights:
+        if has_qk_norm(weights):
             raise self.lacks("norms of queries and keys")
-        more = {LAYERS: _ids(config), "norm_before_residual": config.norm_before_residual} if third else {}
+        more = {LAYERS: ids_of(config), "norm_before_residual": config.norm_before_residual} if third else {}
         return {
-            **_llama(config),
+            **layers_as_model(config, weights),
             "architectures": ["LlamaForCausalLMEagle3" if third else "LlamaForCausalLM"],
             "draft_vocab_size": config.draft_vocab_size,
             "torch_dtype": dtype_of(weights),
             **more,
         }, dict(_foreign(config, weights, layer="midlayer." if third else "layers.0."))
-
-
-class SpeculatorsFormat(EagleFormat):
-    """Of the `speculators` package, version 0.9."""
-
-    name = "speculators"
-    methods = ("eagle3",)
-
-    def matches(self, config: Found, shapes: Shapes) -> bool:
-        return "speculators_model_type" in config
-
-    def config_of(self, config: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
-        method = config["speculators_model_type"]
-        if method != "eagle3":
-            raise ConfigError(f"heads of type {method!r} are not supported; eagle3 is")
-        refuse_unread(config, (*SHAPE, *THIRD, *SPECULATORS))
-        layer = config["transformer_layer_config"]
-        refuse_unread(layer, SHAPE, where="transformer_layer_config: ")
-        _check_sizes(config, layer)
-        return HeadConfig(
-            method="eagle3",
-            hidden_size=layer["hidden_size"],
-            vocab_size=layer["vocab_size"],
-            draft_vocab_size=config["draft_vocab_size"],
-            taps=_taps(config.get(LAYERS), None, num_layers),
-            layer=layer_of(layer),
-            norm_before_residual=_residual(config),
-        )
-
-    def written(
-        self, config: HeadConfig, weights: Mapping[str, Tensor], target: HeadTarget
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        way = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
-        return {
-            "architectures": ["Eagle3Speculator"],
-            "speculators_model_type": "eagle3",
-            "speculators_version": "0.9.0",
-            "draft_vocab_size": config.draft_vocab_size,
-            "norm_before_residual": config.norm_before_residual,
-            LAYERS: _ids(config),
-            "transformer_layer_config": _llama(config) | (QWEN3 if Q_NORM in weights else {}),
-            "speculators_config": {
-                "algorithm": "eagle3",
-                "default_proposal_method": "greedy",
-                "proposal_methods": [way],
-                "verifier": {"name_or_path": target.name, "architectures": [target.kind]},
-            },
-            "dtype": dtype_of(weights),
-        }, dict(_foreign(config, weights, layer="layers.0."))
 
 
 def _inner(config: Found) -> Found:
@@ -169,21 +116,12 @@ def _inner(config: Found) -> Found:
     return inner
 
 
-def _residual(config: Found) -> bool:
+def residual_of(config: Found) -> bool:
+    """`HeadConfig.norm_before_residual`."""
     return config.get("norm_before_residual") or False
 
 
-def _check_sizes(config: Found, layer: Found) -> None:
-    """Reject states of another width than the layer's, and a layer that sees a window only."""
-    if config.get("target_hidden_size") not in (None, layer["hidden_size"]):
-        raise ConfigError(
-            f"target_hidden_size must be hidden_size={layer['hidden_size']}, got {config['target_hidden_size']!r}"
-        )
-    if layer.get("sliding_window") and layer.get("use_sliding_window") is not False:
-        raise ConfigError(f"sliding_window={layer['sliding_window']!r} is not supported; train the head without it")
-
-
-def _taps(ids: Sequence[int] | None, nested: Sequence[int] | None, count: int) -> tuple[int, ...]:
+def taps_of(ids: Sequence[int] | None, nested: Sequence[int] | None, count: int) -> tuple[int, ...]:
     """The layers whose outputs are read.
 
     Args:
@@ -209,34 +147,12 @@ def _read_by(nested: tuple[int, ...], usual: tuple[int, ...], count: int) -> tup
     )
 
 
-def _ids(config: HeadConfig) -> list[int]:
+def ids_of(config: HeadConfig) -> list[int]:
+    """The layers by what they read."""
     return [tap + 1 for tap in config.taps]
-
-
-def _llama(config: HeadConfig) -> dict[str, Any]:
-    """The layer as a model."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": config.hidden_size,
-        "vocab_size": config.vocab_size,
-        "num_hidden_layers": 1,
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        **config.layer,
-    }
 
 
 def _foreign(config: HeadConfig, weights: Mapping[str, Tensor], *, layer: str) -> Iterator[tuple[str, Tensor]]:
     """Tensors by their names there; `layer` stands before those of the decoder layer."""
-    stored = {canonical: name for name, canonical in NAMES.items()}
-    for name, tensor in weights.items():
-        if name == "draft_to_target":
-            yield "d2t", tensor - torch.arange(len(tensor))
-            there = torch.zeros(config.vocab_size, dtype=torch.bool)
-            there[tensor] = True
-            yield "t2d", there
-        elif name.startswith("layers.0."):
-            yield f"{layer}{name.removeprefix('layers.0.')}", tensor
-        else:
-            yield stored.get(name, name), tensor
+    for name, tensor in foreign_tensors(config, weights):
+        yield name.replace("layers.0.", layer, 1), tensor
