@@ -66,6 +66,9 @@ MTP_NAMES: Final = frozenset(
 )
 """vLLM's names of method "mtp" for one family of models each."""
 
+SGLANG_NAMES: Final = {"DFLASH": "dflash", "DSPARK": "dspark"}
+"""SGLang's names of algorithms -> ours."""
+
 NAMED: Final = 8
 """Most options, and most keys of all methods, that a message names where none is close."""
 
@@ -324,8 +327,10 @@ def _is_idle(key: str, value: object) -> bool:
 
 
 def _meant(method: Any) -> Any:
-    """A method, by our name where it is vLLM's for one family."""
-    return "mtp" if isinstance(method, str) and method in MTP_NAMES else method
+    """A method, by our name where it is vLLM's for one family, or SGLang's."""
+    if not isinstance(method, str):
+        return method
+    return "mtp" if method in MTP_NAMES else SGLANG_NAMES.get(method, method)
 
 
 def _written(text: str) -> Any:
