@@ -218,11 +218,8 @@ def test_many_blocks_at_once_are_each_alone(wide: Path, monkeypatch: pytest.Monk
     """More rows than a compiled pass has: no block is cut. Negative control: one that is does not see all of itself."""
     world = World(wide)
     head = world.drafter.head
-    states = [world.begin() for _ in range(60)]
-    for i, state in enumerate(states):
-        state.states.drop(i)
-    world.drafter._drafts.catch_up(states, leave=0)
-    caches, tokens = [state.cache for state in states], list(range(60))
+    caches, tokens, counts = [head.open() for _ in range(60)], list(range(60)), list(range(20, 80))
+    head.inject(caches, counts, torch.cat([world.states[:count] for count in counts]))
     alone = [head.run([cache], [token], 4).logits for cache, token in zip(caches, tokens, strict=True)]
     assert close(head.run(caches, tokens, 4).logits, torch.cat(alone))
     monkeypatch.setattr(Segment, "two_sided", property(lambda self: False, lambda self, value: None))
