@@ -68,6 +68,7 @@ class DFlashDrafter(CachedHeadDrafter[BlockState]):
         mask_row = None if args.models is None else args.models.embedding_of
         self.head = BlockHead.load(name, target, self.name, tokenizer=args.fingerprint, mask_row=mask_row)
         self.limit = min(self.limit, self.head.depths)
+        self.vocab_size = args.vocab_size
         self._drafts = BlockDrafts(self.head, args.vocab_size, args.index, threshold)
         self._read(target, self.head.taps, draft_context)
 
@@ -79,6 +80,11 @@ class DFlashDrafter(CachedHeadDrafter[BlockState]):
 
     def fork(self, state: BlockState, context: Context) -> BlockState:
         return BlockState(context, self.head.fork(state.cache), state.states.copy())
+
+    @property
+    def row_bytes(self) -> int:
+        """All logits come from one pass."""
+        return self.none.itemsize * (self.vocab_size if self.head.tokens is None else len(self.head.tokens))
 
     def _chains(self, states: Sequence[BlockState], chains: Sequence[ChainDraft]) -> list[TokenTree]:
         return self._drafts.chains(states, chains)

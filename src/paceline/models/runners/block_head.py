@@ -27,6 +27,7 @@ from paceline.errors import CheckpointError
 from paceline.models.base import Runner
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.head_files import read_head
+from paceline.models.heads.head_tensors import drafted_rows
 from paceline.models.heads.sequential_heads import SequentialHeads
 from paceline.models.heads.shared_rows import embedding_of, head_of
 from paceline.models.layers.decoder import rotate_
@@ -79,12 +80,14 @@ class BlockHead:
         self.tokens = weights.pop("draft_to_target", None)
         self._rows, self._two_sided = config.block_size or 0, not config.causal
         self._first = 0 if config.sample_from_anchor else 1
+        if self.tokens is None:  # rows that are no tokens may be among them
+            weights |= {key: rows[: info.vocab_size] for key, rows in weights.items() if drafted_rows(key)}
         self.heads = SequentialHeads(config, weights)
         table = weights.pop("embed.weight", None)
         self._embed = embedding_of(table, target, name)
         self._mask = self._mask_row(config, info.vocab_size if table is None else len(table), name, mask_row)
         head = own_head_rows(weights, target, self.tokens, name=name)
-        spec = layer_spec(config, weights, "layers.0.", UNUSED if head is None else config.draft_vocab_size)
+        spec = layer_spec(config, weights, "layers.0.", UNUSED if head is None else len(head))
         self._norm = make_norm(weights["norm.weight"], spec.norm_eps)
         self._context = _Context(config, weights, spec.norm_eps)
         self.runner = state_layer(
