@@ -33,14 +33,14 @@ from head_texts import OUT as TEXTS
 from real_models import WEIGHTS, smollm2
 
 from paceline import LLM, SamplingParams
-from paceline.training import Fitting, TrainConfig, train
+from paceline.training import Fitting, train, training_config
 from paceline.utils import in_turn, speedup, tokens_per_second
 
 PLAIN = "plain"
 SETS = ("spec-bench", "gsm8k", "humaneval", "mt-redundant")
 ROW_TOKENS = 640
-METHODS = ("eagle3", "eagle", "mtp", "medusa", "hydra", "hydra++", "mlp_speculator")
-EAGLES = ("eagle", "eagle3", "mtp")
+METHODS = ("eagle3", "eagle", "mtp", "medusa", "hydra", "hydra++", "mlp_speculator", "dflash", "dspark")
+EAGLES = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 """They grow EAGLE-2's trees; others have static trees of their own."""
 
 
@@ -50,8 +50,8 @@ def trained(llm: LLM, method: str, given: argparse.Namespace) -> Path:
     if not (folder / "report.json").exists():
         on_disk = {"feature_disk_bytes": 8 << 30, "feature_folder": given.work / "states"}
         on_gpu = {"feature_cache_bytes": 32 << 30}
-        config = TrainConfig(
-            method=method, data=tuple(given.texts), texts=True,
+        config = training_config(
+            method, data=tuple(given.texts), texts=True,
             **(on_gpu if llm.runner.info.device.type == "cuda" else on_disk),
             fitting=Fitting(
                 minutes=given.minutes, steps=given.steps, row_tokens=ROW_TOKENS, batch_rows=given.batch_rows,

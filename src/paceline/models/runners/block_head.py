@@ -79,6 +79,7 @@ class BlockHead:
         self.taps, self.depths = config.taps, config.drafts_of_block
         self.tokens = weights.pop("draft_to_target", None)
         self._rows, self._two_sided = config.block_size or 0, not config.causal
+        self._tree = TokenTree.chain([0] * (self._rows - 1)) if self._rows > 1 else EMPTY_TREE
         self._first = 0 if config.sample_from_anchor else 1
         if self.tokens is None:  # rows that are no tokens may be among them
             weights |= {key: rows[: info.vocab_size] for key, rows in weights.items() if drafted_rows(key)}
@@ -134,9 +135,10 @@ class BlockHead:
             for position in range(cache.length, cache.length + count)
         ]
         made = self._context.keys_and_values(states, self.runner, positions)
-        for cache, count, part in zip(caches, counts, made.split(list(counts), 1), strict=True):
-            cache.reserve(count)
+        for cache, count in zip(caches, counts, strict=True):
             cache.scratch = 0
+            cache.reserve(count)
+        for cache, count, part in zip(caches, counts, made.split(list(counts), 1), strict=True):
             slots = cache.slot_index(cache.length, cache.length + count)
             cache.arena.kv.index_copy_(1, torch.from_numpy(slots).to(part.device), part)
             cache.length += count
@@ -151,9 +153,8 @@ class BlockHead:
         count, rows = len(tokens), self._rows
         block = self._mask.expand(count, rows, -1).clone()
         block[:, 0] = self._embed(tokens).to(block.dtype)
-        trees = [TokenTree.chain([0] * (rows - 1)) if rows > 1 else EMPTY_TREE] * count
         result = self.runner.run_states(
-            caches, trees, [0] * count, block.flatten(0, 1), picked=(), two_sided=self._two_sided
+            caches, [self._tree] * count, [0] * count, block.flatten(0, 1), picked=(), two_sided=self._two_sided
         )
         after = result.states.view(count, rows, -1)[:, self._first : self._first + depth].flatten(0, 1)
         logits = self._to_logits(after).view(count, depth, -1)
