@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline import registry
+
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- searches:begin -->", "<!-- searches:end -->"
@@ -110,9 +112,11 @@ def apart(toys: dict[str, Any], steering: dict[str, Any]) -> dict[str, str]:
 
 
 def rows(families: dict[str, Any], others: dict[str, str]) -> Iterator[list[str]]:
-    """All rows: plain greedy decoding, then every method."""
+    """All rows: plain greedy decoding, then every method that does not draft."""
     known: dict[str, dict[str, list[str]] | None] = {"greedy": None, **checks()}
     for name, some in known.items():
+        if name in registry.DRAFTERS:
+            continue
         first = [NAMES.get(name, f"`{name}`"), counted(some)]
         found = list(measured(name, families))
         for cells in found:
