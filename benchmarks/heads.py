@@ -4,14 +4,17 @@ and `auto`.
 usage: heads.py METHOD [METHOD ...] --data FOLDER --work FOLDER [--sets spec-bench,gsm8k,humaneval,mt-redundant]
                 [--minutes 20 | --steps N] [--prompts 12] [--tokens 128] [--temperature 0] [--batch 1] [--repeats 1]
                 [--threads 2] [--settings all] [--name heads] [--folder FOLDER] [--train-only] [--texts FILE ...]
-                [--batch-rows 4]
+                [--batch-rows 4] [--num-layers N] [--draft-model FOLDER]
 
 METHOD is one of `paceline train`. Its head for SmolLM2 is trained in FOLDER/METHOD on the texts that `head_texts.py`
 left, for so many minutes, judging included, not so the model's states of these texts, which are computed once for all
-heads; with `--steps` for so many steps, whatever each takes, so that all heads see as many tokens. A run that was
-stopped goes on, a head that is there is measured as it is. Of every set, `--prompts` first turns are decoded in turn
-with plain decoding: with a chain of 2 and of 4 drafts, with a tree (EAGLE-2's of 8 nodes, or the heads' own static
-ones), with `auto` choosing how much the head drafts, among the table drafters alone, and among them and the head.
+heads; with `--steps` for so many steps, whatever each takes, so that all heads see as many tokens. `pard` begins with
+`--draft-model`, else with the one of FOLDER/draft_model, a fifth of SmolLM2's layers, which is trained first;
+`--num-layers` is of `p_eagle`. A run that was stopped goes on, a head that is there is measured as it is.
+
+Of every set, `--prompts` first turns are decoded in turn with plain decoding: with a chain of 2 and of 4 drafts, with a
+tree (EAGLE-2's of 8 nodes, or what the method drafts when named alone), with `auto` choosing how much the head drafts,
+among the table drafters alone, and among them and the head.
 Outputs must equal plain decoding's, or differ first at a near tie (counted), otherwise nothing is timed; above
 temperature 0 they differ, and only speeds are compared. Every head's figures are written once it is measured, beside
 those that the file holds: `results/NAME_smollm2.json`.
@@ -39,8 +42,11 @@ from paceline.utils import in_turn, speedup, tokens_per_second
 PLAIN = "plain"
 SETS = ("spec-bench", "gsm8k", "humaneval", "mt-redundant")
 ROW_TOKENS = 640
-METHODS = ("eagle3", "eagle", "mtp", "medusa", "hydra", "hydra++", "mlp_speculator", "dflash", "dspark")
-EAGLES = ("eagle", "eagle3", "mtp", "dflash", "dspark")
+METHODS = (
+    *("eagle3", "p_eagle", "eagle", "mtp", "medusa", "hydra", "hydra++", "mlp_speculator", "dflash", "dspark"),
+    *("draft_model", "pard"),
+)
+EAGLES = ("eagle", "eagle3", "p_eagle", "mtp", "dflash", "dspark")
 """They grow EAGLE-2's trees; others have static trees of their own."""
 
 
@@ -51,7 +57,7 @@ def trained(llm: LLM, method: str, given: argparse.Namespace) -> Path:
         on_disk = {"feature_disk_bytes": 8 << 30, "feature_folder": given.work / "states"}
         on_gpu = {"feature_cache_bytes": 32 << 30}
         config = training_config(
-            method, data=tuple(given.texts), texts=True,
+            method, data=tuple(given.texts), texts=True, **own_settings(llm, method, given),
             **(on_gpu if llm.runner.info.device.type == "cuda" else on_disk),
             fitting=Fitting(
                 minutes=given.minutes, steps=given.steps, row_tokens=ROW_TOKENS, batch_rows=given.batch_rows,
@@ -60,6 +66,13 @@ def trained(llm: LLM, method: str, given: argparse.Namespace) -> Path:
         )  # fmt: skip
         train(llm, config, folder, speed_prompts=0)
     return folder
+
+
+def own_settings(llm: LLM, method: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Of the method's training."""
+    if method == "pard":
+        return {"draft_model": str(given.draft_model or trained(llm, "draft_model", given))}
+    return {"num_layers": given.num_layers} if method == "p_eagle" and given.num_layers else {}
 
 
 def settings_of(method: str, head: Path) -> dict[str, Any]:
@@ -165,6 +178,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--texts", type=Path, nargs="+", default=[TEXTS])
     parser.add_argument("--batch-rows", type=int, default=4)
+    parser.add_argument("--num-layers", type=int)
+    parser.add_argument("--draft-model", type=Path)
     parser.add_argument("--settings", help="some of them, as 'chain 2,tree'; all by default")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=128)

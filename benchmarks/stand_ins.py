@@ -8,6 +8,7 @@ What they draft mostly fails; that it does not show in the output is what they a
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -48,7 +49,8 @@ def written_adapter(weights: Mapping[str, torch.Tensor], width: int, heads: int 
     return str(folder)
 
 
-QK_NORMS = ("q_norm.weight", "k_norm.weight")
+OTHER_FORMS = re.compile(r".*\.[qk]_norm\.weight|(input_norm|fc_norm\.\d+)\.weight")
+"""Norms that some heads have."""
 
 
 def head_weights(
@@ -64,7 +66,7 @@ def head_weights(
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, torch.Tensor] = {}
     for one in tensors_of(config):
-        if one.optional and (shared or one.name == "draft_to_target" or one.name.endswith(QK_NORMS)):
+        if one.optional and (shared or one.name == "draft_to_target" or OTHER_FORMS.fullmatch(one.name)):
             continue
         if one.name == "draft_to_target":
             found[one.name] = torch.arange(config.draft_vocab_size)
@@ -92,11 +94,11 @@ def random_head(method: Any, width: int, vocab_size: int, *, heads: int = 4, tok
             vocab_size=vocab_size,
             draft_vocab_size=tokens,
             num_heads=3 if several else 1,
-            taps=(0, 2, 4) if block or method == "eagle3" else (),
+            taps=(0, 2, 4) if block or method in ("eagle3", "p_eagle") else (),
+            mask_token_id=1 if block or method == "p_eagle" else None,
             layer={} if several and method != "hydra++" else layer,
             inner_size=width // 2 if method == "mlp_speculator" else None,
             block_size=5 if block else None,
-            mask_token_id=1 if block else None,
             sample_from_anchor=method == "dspark",
             markov_rank=16 if method == "dspark" else 0,
             enable_confidence_head=method == "dspark",

@@ -50,7 +50,7 @@ def methods(llm: LLM) -> Mapping[str, Any]:
     info = llm.runner.info
     heads = {
         name: {"method": name, "model": random_head(name, info.hidden_size, info.vocab_size, tokens=FEW)}
-        for name in ("medusa", "hydra", "mlp_speculator", "eagle", "eagle3")
+        for name in ("medusa", "hydra", "mlp_speculator", "eagle", "eagle3", "p_eagle")
     }
     fixed = {"controller": "fixed", "num_speculative_tokens": 3}
     return {

@@ -194,7 +194,7 @@ def method(family: str, name: str, entry: registry.Entry, told: Mapping[str, str
 
 
 def proven(name: str) -> list[str]:
-    """Properties of a search or of steering that tests prove."""
+    """Properties of a method that tests prove."""
     known = tomllib.loads((ROOT / "benchmarks" / "checks.toml").read_text(encoding="utf-8")).get(name, {})
     lines = [f"- {says[0].upper()}{says[1:]}." for says, tests in known.items() if tests]
     return ["## What tests prove", "", *lines, ""] if lines else []

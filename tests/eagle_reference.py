@@ -25,10 +25,10 @@ def rotated(x: torch.Tensor, theta: float) -> torch.Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
-def attention(config: HeadConfig, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+def attention(config: HeadConfig, weights: Weights, x: torch.Tensor, layer: int = 0) -> torch.Tensor:
     """(n, hidden) of inputs (n, hidden or 2 hidden)."""
     n, dim, groups = len(x), config.head_dim, config.layer["num_attention_heads"] // config.kv_heads
-    at, theta = "layers.0.self_attn", config.layer.get("rope_theta", 10000.0)
+    at, theta = f"layers.{layer}.self_attn", config.layer.get("rope_theta", 10000.0)
     q, k, v = ((x @ weights[f"{at}.{name}_proj.weight"].T).view(n, -1, dim).transpose(0, 1) for name in "qkv")
     if f"{at}.q_norm.weight" in weights:
         eps = config.layer.get("rms_norm_eps", 1e-6)
@@ -39,10 +39,10 @@ def attention(config: HeadConfig, weights: Weights, x: torch.Tensor) -> torch.Te
     return (shares @ v).transpose(0, 1).reshape(n, -1) @ weights[f"{at}.o_proj.weight"].T
 
 
-def mlp(config: HeadConfig, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+def mlp(config: HeadConfig, weights: Weights, x: torch.Tensor, layer: int = 0) -> torch.Tensor:
     """(n, hidden) what the second half of the layer adds to x (n, hidden)."""
-    h = norm(x, weights["layers.0.post_attention_layernorm.weight"], config.layer.get("rms_norm_eps", 1e-6))
-    gate, up, down = (weights[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    h = norm(x, weights[f"layers.{layer}.post_attention_layernorm.weight"], config.layer.get("rms_norm_eps", 1e-6))
+    gate, up, down = (weights[f"layers.{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     return (F.silu(h @ gate.T) * (h @ up.T)) @ down.T
 
 
@@ -65,12 +65,40 @@ def forward(
         )
         x = (both[1] if config.norm_before_residual else states) + attention(config, weights, torch.cat(both, 1))
     x = x + mlp(config, weights, x)
-    return (norm(x, weights["norm.weight"], eps) if config.method == "eagle3" else x) @ head.T, x
+    for layer in range(1, config.num_layers):
+        h = norm(x, weights[f"layers.{layer}.input_layernorm.weight"], eps)
+        x = x + attention(config, weights, h, layer)
+        x = x + mlp(config, weights, x, layer)
+    return (x if config.method == "eagle" else norm(x, weights["norm.weight"], eps)) @ head.T, x
 
 
 def joined(config: HeadConfig, weights: Weights, states: torch.Tensor) -> torch.Tensor:
     """(n, hidden) what the layer takes for the target's states (n, taps * hidden)."""
-    return states if config.method == "eagle" else states @ weights["fc.weight"].T
+    if config.method == "eagle":
+        return states
+    eps = config.layer.get("rms_norm_eps", 1e-6)
+    if "input_norm.weight" in weights:
+        states = norm(states, weights["input_norm.weight"], eps)
+    if "fc_norm.0.weight" in weights:
+        parts = enumerate(states.chunk(len(config.taps), 1))
+        states = torch.cat([norm(part, weights[f"fc_norm.{tap}.weight"], eps) for tap, part in parts], 1)
+    return states @ weights["fc.weight"].T
+
+
+def ahead(
+    config: HeadConfig,
+    weights: Weights,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    known: tuple[list[int], torch.Tensor],
+    count: int,
+) -> torch.Tensor:
+    """(count, v) logits of a P-EAGLE head for the next tokens, from count - 1 masks behind the text; as of `after`."""
+    embedding, head = tables
+    tokens, states = known
+    assert config.mask_token_id is not None
+    unknown = joined(config, weights, weights["mask_hidden"].view(1, -1)).expand(count - 1, -1)
+    tokens = [*tokens, *[config.mask_token_id] * (count - 1)]
+    return forward(config, weights, head, embedding[tokens], torch.cat((states, unknown)))[0][-count:]
 
 
 def after(

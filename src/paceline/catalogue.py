@@ -40,7 +40,7 @@ class Entry:
     published: Mapping[str, Any] = field(default_factory=lambda: {"num_speculative_tokens": 5})
 
 
-LEARNED_HEADS = ("peagle", "dflash2")
+LEARNED_HEADS = ("dflash2",)
 """Methods of vLLM and of papers whose heads are not read here; none may be taken for another name."""
 
 DRAFTERS: Mapping[str, Entry] = {
@@ -234,6 +234,14 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in distribution"),
         ("taps", "a head trained for the target"),
         "EAGLE-3: scaling up inference acceleration of large language models via training-time test (arXiv:2503.01840)",
+    ),
+    "p_eagle": Entry(
+        "paceline.drafters.heads.p_eagle:PEagleDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "a head trained for the target"),
+        "P-EAGLE: parallel-drafting EAGLE with scalable training (arXiv:2602.01469)",
+        published={"num_speculative_tokens": 7},
     ),
     "mtp": Entry(
         "paceline.drafters.heads.mtp:MtpDrafter",
@@ -564,6 +572,7 @@ TRAINERS: Mapping[str, Entry] = {
     "draft_model": Entry(
         "paceline.training.draft_model:DraftModelTrainer", "draft model", paper="FastDraft (arXiv:2411.11055)"
     ),
+    "p_eagle": Entry("paceline.training.p_eagle:PEagleTrainer", "head", paper="P-EAGLE (arXiv:2602.01469)"),
     "pard": Entry("paceline.training.pard:PardTrainer", "draft model", paper="PARD (arXiv:2504.18583)"),
     "encdec_draft": Entry(
         "paceline.training.encdec_draft:EncDecDraftTrainer", "draft model", paper="Distil-Whisper (arXiv:2311.00430)"

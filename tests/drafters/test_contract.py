@@ -31,8 +31,11 @@ STORE = written(
 )
 ADAPTER, MUTE = (written_adapter(adapter_weights(8, mute=mute), 8) for mute in (False, True))
 LAYER = {"num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 64}
-EAGLES: list[tuple[Any, int, tuple[int, ...]]] = [("eagle", VOCAB, ()), ("eagle3", 9, (0, 1, 3)), ("mtp", VOCAB, ())]
-EAGLE, EAGLE3, MTP = (
+PARALLEL = {"taps": (0, 1, 3), "num_layers": 2, "mask_token_id": 10}
+EAGLES: list[tuple[Any, int, dict[str, Any]]] = [
+    ("eagle", VOCAB, {}), ("eagle3", 9, {"taps": (0, 1, 3)}), ("p_eagle", 9, PARALLEL), ("mtp", VOCAB, {}),
+]  # fmt: skip
+EAGLE, EAGLE3, P_EAGLE, MTP = (
     written_head(
         HeadConfig(
             method=method,
@@ -40,13 +43,13 @@ EAGLE, EAGLE3, MTP = (
             vocab_size=VOCAB,
             draft_vocab_size=tokens,
             layer=LAYER,
-            taps=taps,
+            **more,
         ),
         shared=False,
     )
-    for method, tokens, taps in EAGLES
+    for method, tokens, more in EAGLES
 )
-"""The second drafts the first tokens alone."""
+"""The second and the third draft the first tokens alone."""
 PATHS: list[tuple[Any, int, int, dict[str, Any]]] = [
     ("medusa", VOCAB, 2, {}),
     ("hydra", 9, 5, {"num_layers": 2}),
@@ -75,7 +78,7 @@ DFLASH, DSPARK, DSPARK_RNN = (
         for name, tokens, seed, more in BLOCKS
     )
 )
-STAND_INS = (ADAPTER, MUTE, MEDUSA, HYDRA, HYDRA_PLUS, MLP, EAGLE, EAGLE3, MTP, DFLASH, DSPARK, DSPARK_RNN)
+STAND_INS = (ADAPTER, MUTE, MEDUSA, HYDRA, HYDRA_PLUS, MLP, EAGLE, EAGLE3, P_EAGLE, MTP, DFLASH, DSPARK, DSPARK_RNN)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
 TENANTS = ("", "tenant 0", "tenant 1")
@@ -238,6 +241,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": EAGLE3},
         {"model": EAGLE3, "tree_policy": "eagle2", "tree_width": 3},
         {"model": EAGLE3, "tree_policy": "rsd_s"},
+    ],
+    "p_eagle": [
+        {"model": P_EAGLE},
+        {"model": P_EAGLE, "tree_width": 3, "draft_context": None},
+        {"model": P_EAGLE, "tree_policy": "rsd_s"},
+        {"model": P_EAGLE, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
     ],
     "mtp": [{"model": MTP}, {"model": MTP, "tree_policy": "eagle2", "tree_width": 3}],
     "dflash": [

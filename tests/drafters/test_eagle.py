@@ -21,9 +21,10 @@ from paceline import LLM, SamplingParams
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.heads.eagle import Eagle2Drafter, Eagle3Drafter, EagleDrafter
 from paceline.drafters.heads.feature_drafts import FeatureState
+from paceline.drafters.heads.p_eagle import PEagleDrafter
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError
 from paceline.models import PassResult, load_runner
-from paceline.models.heads import HeadConfig
+from paceline.models.heads import HeadConfig, tensors_of
 from paceline.models.runners import FeatureHead
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
 
@@ -31,7 +32,13 @@ PROMPT = [(7 * i) % 500 + 4 for i in range(300)]
 """Longer than the rows of a compiled pass."""
 PROMPTS = [{"prompt_token_ids": [(7 * i + j) % 500 + 4 for i in range(1 + 14 * j)]} for j in range(3)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-KINDS: dict[str, Any] = {"eagle": EagleDrafter, "eagle2": Eagle2Drafter, "eagle3": Eagle3Drafter}
+KINDS: dict[str, Any] = {
+    "eagle": EagleDrafter, "eagle2": Eagle2Drafter, "eagle3": Eagle3Drafter, "p_eagle": PEagleDrafter,
+}  # fmt: skip
+METHODS: dict[str, Any] = {**{name: name for name in KINDS}, "eagle2": "eagle"}
+"""Name -> the method of its head."""
+FORMS: dict[str, dict[str, Any]] = {"eagle3": {"taps": (-1, 0, 2)}}
+FORMS["p_eagle"] = FORMS["eagle3"] | {"num_layers": 2, "mask_token_id": 9}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +60,7 @@ def config(method: Any, info: Any, **more: Any) -> HeadConfig:
     layer["head_dim"] = 32 if info.hidden_size > 32 else 16
     given: dict[str, Any] = {"hidden_size": info.hidden_size, "vocab_size": info.vocab_size, "draft_vocab_size": 300}
     given |= {"layer": layer | {"max_position_embeddings": 64, "rope_theta": 500.0, "rms_norm_eps": 1e-5}}
-    return HeadConfig(method=method, **(given | ({"taps": (-1, 0, 2)} if method == "eagle3" else {}) | more))
+    return HeadConfig(method=method, **(given | FORMS.get(method, {}) | more))
 
 
 class World:
@@ -61,16 +68,18 @@ class World:
 
     def __init__(
         self, folder: Path, name: str = "eagle", *, draft_vocab: int = 300, norm_before_residual: bool = False,
-        qk_norm: bool = False, **options: Any,
+        qk_norm: bool = False, norms: str = "", **options: Any,
     ) -> None:  # fmt: skip
         self.target = load_runner(str(folder), dtype="float32")
         info = self.target.info
         more = {"draft_vocab_size": draft_vocab, "norm_before_residual": norm_before_residual}
-        self.config = config("eagle3" if name == "eagle3" else "eagle", info, **more)
+        self.config = config(METHODS[name], info, **more)
         self.weights = head_weights(self.config)
-        if qk_norm:
-            norms = {f"layers.0.self_attn.{one}_norm.weight": 1 + torch.rand(self.config.head_dim) for one in "qk"}
-            self.weights |= norms
+        for layer in range(self.config.num_layers if qk_norm else 0):
+            for one in "qk":
+                self.weights[f"layers.{layer}.self_attn.{one}_norm.weight"] = 1 + torch.rand(self.config.head_dim)
+        extra = [one for one in tensors_of(self.config) if norms and one.name.startswith(norms)]
+        self.weights |= {one.name: 1 + torch.rand(one.shape) for one in extra}
         if "draft_to_target" in self.weights:
             self.weights["draft_to_target"] = self.weights["draft_to_target"] * 7 + 3
         args = DrafterArgs(vocab_size=info.vocab_size, index=0, max_context=info.max_context, target=self.target)
@@ -97,7 +106,9 @@ class World:
         ids = self.weights.get("draft_to_target", torch.arange(len(self.head)))
         known = self.tokens[1:], reference.joined(self.config, self.weights, self.states)
         row = torch.full((len(self.head),), float("-inf"))
-        row[ids] = reference.after(self.config, self.weights, (self.embedding, self.head[ids]), known, drafted)
+        given = self.config, self.weights, (self.embedding, self.head[ids]), known
+        parallel = self.config.method == "p_eagle"
+        row[ids] = reference.ahead(*given, len(drafted) + 1)[-1] if parallel else reference.after(*given, drafted)
         return row
 
     def commit(self, state: FeatureState, tree: TokenTree, path: Sequence[int], own: int) -> None:
@@ -120,7 +131,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("draft_vocab", [300, None])
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "p_eagle"])
 @pytest.mark.parametrize("size", ["folder", "wide"])
 def test_logits_are_those_of_a_plain_forward_pass(
     size: str, name: str, draft_vocab: int | None, request: pytest.FixtureRequest
@@ -148,10 +159,18 @@ def test_logits_are_those_of_a_plain_forward_pass(
 
 
 @pytest.mark.parametrize("size", ["folder", "wide"])
-@pytest.mark.parametrize("form", ["norm_before_residual", "qk_norm"])
-def test_layers_of_other_forms(size: str, form: str, request: pytest.FixtureRequest) -> None:
-    """As in many heads of speculators: attention is added to the normed state, or queries and keys are normed."""
-    world = World(request.getfixturevalue(size), "eagle3", **{form: True})
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("eagle3", {"norm_before_residual": True}), ("eagle3", {"qk_norm": True}), ("eagle3", {"norms": "fc_norm."}),
+        ("p_eagle", {"norm_before_residual": True, "qk_norm": True, "norms": "input_norm."}),
+    ],
+)  # fmt: skip
+def test_layers_of_other_forms(size: str, name: str, form: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    """As in many heads of speculators: attention is added to the normed state, queries and keys are normed, or what fc
+    reads.
+    """
+    world = World(request.getfixturevalue(size), name, **form)
     state = world.begin(temperature=1.0)
     for own in (7, 8):
         tree = world.propose(state, 3)
@@ -160,7 +179,7 @@ def test_layers_of_other_forms(size: str, form: str, request: pytest.FixtureRequ
         assert all(close(row, world.row(path).softmax(0)) for row, path in zip(rows, paths, strict=True))
         config, weights = world.config, world.weights
         world.config = replace(config, norm_before_residual=False)
-        world.weights = {name: one for name, one in weights.items() if "_norm.weight" not in name or "hidden" in name}
+        world.weights = {name: one for name, one in weights.items() if "_norm." not in name or "hidden" in name}
         assert not close(rows[0], world.row().softmax(0))
         world.config, world.weights = config, weights
         world.commit(state, tree, (0,), own)
@@ -213,7 +232,7 @@ def test_one_child_a_node_is_the_chain(folder: Path) -> None:
 def cached(world: World, cache: Any) -> torch.Tensor:
     """Keys and values of a head's committed inputs."""
     slots = torch.as_tensor(cache.slot_index(0, cache.length))
-    return world.drafter.head.runner.arena.layers[0][slots]
+    return torch.stack([layer[slots] for layer in world.drafter.head.runner.arena.layers])
 
 
 def fresh(world: World, count: int) -> torch.Tensor:
@@ -226,7 +245,7 @@ def fresh(world: World, count: int) -> torch.Tensor:
     return cached(world, cache)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle2", "eagle3"])
+@pytest.mark.parametrize("name", ["eagle", "eagle2", "eagle3", "p_eagle"])
 @pytest.mark.parametrize("size", ["folder", "wide"])
 def test_the_cache_is_that_of_a_fresh_pass_with_true_states(
     size: str, name: str, request: pytest.FixtureRequest
@@ -344,10 +363,10 @@ def test_tokens_beside_the_wrong_states_show(plain: LLM, monkeypatch: pytest.Mon
 # ------------------------------------------------------------------------------------------------ texts
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle2", "eagle3"])
+@pytest.mark.parametrize("method", KINDS)
 def test_the_text_is_the_targets(plain: LLM, method: str) -> None:
     """Alone, in a list with another drafter, under `auto`; several outputs, rules, seeds."""
-    own = config("eagle3" if method == "eagle3" else "eagle", plain.runner.info)
+    own = config(METHODS[method], plain.runner.info)
     entry = {"method": method, "model": written_head(own)}
     configs: list[dict[str, Any]] = [
         {**entry, "num_speculative_tokens": 4},
@@ -368,13 +387,15 @@ def test_the_text_is_the_targets(plain: LLM, method: str) -> None:
 def test_the_head_of_a_quantised_target_runs_in_compiled_passes(quantization: str) -> None:
     """It stays as it is written, in the dtype of the target's states; the text is that target's."""
     rounded = LLM(speculative_config=None, dtype="bfloat16", quantization=quantization, seed=1)
-    fast = rounded.with_speculative_config(
-        {"method": "eagle3", "model": written_head(config("eagle3", rounded.runner.info)), "num_speculative_tokens": 3}
-    )
-    head = fast.engine.parts.drafter_set.drafters[0].head
-    assert type(head.runner.passes).__name__ == type(rounded.runner.passes).__name__ == "CompiledDecoder"
-    assert head.runner.info.quantization is None
-    assert outputs(fast, GREEDY) == outputs(rounded, GREEDY)
+    expected = outputs(rounded, GREEDY)
+    for method in ("eagle3", "p_eagle"):
+        fast = rounded.with_speculative_config(
+            {"method": method, "model": written_head(config(method, rounded.runner.info)), "num_speculative_tokens": 3}
+        )
+        head = fast.engine.parts.drafter_set.drafters[0].head
+        assert type(head.runner.passes).__name__ == type(rounded.runner.passes).__name__ == "CompiledDecoder"
+        assert head.runner.info.quantization is None
+        assert outputs(fast, GREEDY) == expected
 
 
 # ------------------------------------------------------------------------------------------------ errors

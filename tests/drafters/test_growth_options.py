@@ -18,7 +18,7 @@ SHARED = list(GrowthOptions.__annotations__)
 
 def test_every_drafter_that_grows_trees_has_all_of_them_behind_its_own() -> None:
     growing = {name for name in registry.DRAFTERS if "tree_policy" in parameters(registry.load("drafters", name))}
-    assert {"draft_model", "tli", "quantized_copy", "easyspec", "eagle3", "medusa", "hydra++"} <= growing
+    assert {"draft_model", "tli", "quantized_copy", "easyspec", "eagle3", "p_eagle", "medusa", "hydra++"} <= growing
     assert "pearl" not in growing
     for name in growing:
         assert parameters(registry.load("drafters", name))[-len(SHARED) :] == SHARED

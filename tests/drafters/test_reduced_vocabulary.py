@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from contract.worlds import PROMPT, SEED, VOCAB, engine, letters, target, verifier
-from drafters.test_contract import BLOCK, LAYER, MARKOV, PATHS, VARIANTS
+from drafters.test_contract import BLOCK, LAYER, MARKOV, PARALLEL, PATHS, VARIANTS
 from engine.harness import run
 from tiny_checkpoint import write
 from tools.enumerate_draws import Choices
@@ -47,6 +47,7 @@ def head_of(method: Any, **more: Any) -> str:
 
 HEADS = {name: head_of(name, num_heads=3, **more) for name, _, _, more in PATHS}
 HEADS |= {"eagle": head_of("eagle", layer=LAYER), "eagle3": head_of("eagle3", layer=LAYER, taps=(0, 1, 3))}
+HEADS["p_eagle"] = head_of("p_eagle", layer=LAYER, **PARALLEL)
 HEADS["eagle2"] = HEADS["eagle"]
 HEADS |= {"dflash": head_of("dflash", **BLOCK), "dspark": head_of("dspark", **BLOCK, **MARKOV)}
 MODELS = (
@@ -162,7 +163,7 @@ def test_nothing_is_drafted_where_every_token_is_lacking(name: str, options: dic
     assert any(len(tree) for _, tree in watched.proposed)
 
 
-@pytest.mark.parametrize("name", ["eagle3", "hydra", "draft_model"])
+@pytest.mark.parametrize("name", ["eagle3", "p_eagle", "hydra", "draft_model"])
 def test_nan_still_drops_a_drafter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a row of NaN is none that allows nothing."""
     runner, options = target(), {"model": HEADS.get(name, "toy")}

@@ -17,7 +17,7 @@ from paceline.checkpoints import spec_from_config
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.heads import HeadConfig, HeadTarget, read_head, write_folder, write_head, writer
 from paceline.training import convert
-from tests.models.test_heads import INFO, LAYER, config
+from tests.models.test_heads import INFO, LAYER, TAPPED, config
 
 IDS = torch.tensor([0, 2, 3, 5, 8, 9, 12, 13, 17, 19])
 
@@ -35,15 +35,25 @@ def written(own: HeadConfig, weights: dict[str, torch.Tensor], to: str, folder: 
     )
 
 
-@pytest.mark.parametrize(("method", "to"), [("eagle3", "speculators"), ("eagle3", "eagle"), ("eagle", "eagle")])
+@pytest.mark.parametrize(
+    ("method", "to"),
+    [
+        ("eagle3", "speculators"),
+        ("p_eagle", "speculators"),
+        ("eagle3", "eagle"),
+        ("p_eagle", "eagle"),
+        ("eagle", "eagle"),
+    ],
+)
 def test_what_is_written_for_others_is_read_again(method: str, to: str, tmp_path: Path) -> None:
-    own = config(method, **({"taps": (-1, 2, 3), "norm_before_residual": True} if method == "eagle3" else {}))
+    own = config(method, **({"taps": (-1, 2, 3), "norm_before_residual": True} if method in TAPPED else {}))
     weights = whole(own)
     if method == "eagle":
         weights.pop("layers.0.input_layernorm.weight")
     found, read = read_head(written(own, weights, to, tmp_path / "out"), INFO, dtype=torch.float32)
     assert (found.method, found.taps, found.draft_vocab_size) == (own.method, own.taps, 10)
     assert found.norm_before_residual == own.norm_before_residual
+    assert (found.num_layers, found.mask_token_id) == (own.num_layers, own.mask_token_id)
     assert dict(found.layer) == dict(own.layer)
     assert read.keys() == weights.keys()
     assert all(torch.equal(read[name], weights[name]) for name in read)
@@ -61,6 +71,66 @@ def test_a_layer_of_qwen3_goes_to_speculators_alone(tmp_path: Path) -> None:
     assert all(torch.equal(read[name], weights[name]) for name in weights)
     with pytest.raises(ConfigError, match="'eagle' has no place for norms of queries and keys"):
         written(own, weights, "eagle", tmp_path / "eagle")
+
+
+SPECULATORS = {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"], "mask_token_id": 7}
+VLLM = {"architectures": ["LlamaForCausalLMEagle3"], "ptd_token_id": 7, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize(("to", "keys"), [("speculators", SPECULATORS), ("eagle", VLLM)])
+def test_parallel_heads_have_the_names_of_others(to: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    """Also as some write them: the mask's state with other axes, a norm that later layers do not use."""
+    own = config("p_eagle")
+    weights = whole(own)
+    folder = written(own, weights, to, tmp_path)
+    found = json.loads((folder / "config.json").read_text())
+    assert {key: found[key] for key in keys} == keys
+    tensors = load_file(folder / "model.safetensors")
+    assert tensors["mask_hidden"].shape == (1, 1, 24)
+    assert {"layers.0.hidden_norm.weight", "layers.1.input_layernorm.weight", "fc.weight", "d2t"} <= tensors.keys()
+    more = {"layers.1.hidden_norm.weight": torch.ones(8)} if to == "eagle" else {}
+    save_file(tensors | {"mask_hidden": tensors["mask_hidden"][0].clone()} | more, folder / "model.safetensors")
+    read = read_head(folder, INFO, dtype=torch.float32)[1]
+    assert read.keys() == weights.keys()
+    assert all(torch.equal(read[name], weights[name]) for name in read)
+
+
+@pytest.mark.parametrize("norms", [("input_norm",), ("fc_norm.0", "fc_norm.1", "fc_norm.2")])
+@pytest.mark.parametrize("method", TAPPED)
+def test_norms_before_fc_go_to_speculators_and_come_back(method: str, norms: tuple[str, ...], tmp_path: Path) -> None:
+    own = config(method)
+    weights = whole(own) | {f"{name}.weight": torch.rand(24 if len(norms) == 1 else 8) for name in norms}
+    folder, key = written(own, weights, "speculators", tmp_path), "norm_before_fc" if len(norms) == 1 else "fc_norm"
+    read = read_head(folder, INFO, dtype=torch.float32)[1]
+    assert all(torch.equal(read[name], weights[name]) for name in weights)
+    with pytest.raises(CheckpointError, match=f"{key}=None does not fit the norms that there are before fc"):
+        read_head(with_keys(folder, {key: None}), INFO)
+    with pytest.raises(ConfigError, match="'eagle' has no place for norms before fc"):
+        written(own, weights, "eagle", tmp_path / "eagle")
+
+
+@pytest.mark.parametrize(
+    ("to", "drop", "change", "match"),
+    [
+        ("speculators", "mask_hidden", {}, "lacks mask_hidden; write it again"),
+        ("speculators", "embed_tokens.weight", {}, r"embed_requires_grad=True, and there is no embed_tokens\.weight"),
+        ("speculators", "", {"mask_token_id": None}, "names no mask token"),
+        ("eagle", "", {"ptd_token_id": None}, "names no mask token"),
+        ("eagle", "", {"ptd_token_id": 20}, r"mask_token_id must be an integer in 0\.\.19, got 20"),
+        ("eagle", "", {"ptd_token_id": "7"}, "must be a token id, got '7'"),
+        ("speculators", "layers.1.mlp.up_proj.weight", {}, r"lacks layers\.1\.mlp\.up_proj\.weight"),
+    ],
+)
+def test_a_parallel_head_that_is_not_whole_is_named(
+    to: str, drop: str, change: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    """Above all nothing random stands in for the state of the mask."""
+    own = config("p_eagle")
+    folder = with_keys(written(own, whole(own), to, tmp_path), change)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: one for name, one in tensors.items() if name != drop}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=match):
+        read_head(folder, INFO)
 
 
 def test_offsets_are_no_ids(tmp_path: Path) -> None:
@@ -202,10 +272,7 @@ def test_what_a_format_has_no_place_for_is_named() -> None:
     for own, weights, to, match in cases:
         with pytest.raises(ConfigError, match=match):
             writer(to, own.method).written(own, weights, HeadTarget("", ""))
-    with pytest.raises(
-        ConfigError,
-        match="has no form in the format 'speculators', which holds eagle3 and dflash and dspark;",
-    ):
+    with pytest.raises(ConfigError, match="'speculators', which holds eagle3 and p_eagle and dflash and dspark; write"):
         writer("speculators", "hydra")
 
 
@@ -257,7 +324,7 @@ NVIDIA = {"use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": Tr
         ("eagle3", "eagle", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
         ("eagle3", "eagle", WINDOW, "layers with a sliding window are not supported"),
         ("eagle3", "eagle", {"sliding_window": 512}, "sliding_window=512 is not supported"),
-        ("eagle3", "speculators", {"fc_norm": True}, "fc_norm=True is not supported"),
+        ("eagle3", "speculators", {"fc_norm": True}, "fc_norm=True does not fit the norms that there are before fc"),
         ("eagle", "eagle", {"add_para_norm": True}, "add_para_norm=True is not supported"),
         ("eagle", "eagle", {"skip_output_norm": False}, "skip_output_norm=False is not supported"),
         ("eagle", "eagle", {"truncated_vocab_size": 7}, "token_map is not supported"),

@@ -22,7 +22,8 @@ from paceline.llm import BUNDLED
 from paceline.models import load_runner
 from paceline.training import training_config
 from paceline.training.batches import Batch, Document, TargetView
-from paceline.training.pard import MaskedRows, PardConfig, PardTrainer, anchors_of, retained, tokens_in
+from paceline.training.masked_rows import MaskedRows, anchors_of, retained
+from paceline.training.pard import PardConfig, PardTrainer, tokens_in
 
 MASK = 63
 TEXTS = [tuple((5 * i + 7 * j) % 57 + 4 for i in range(14 + 3 * j)) for j in range(4)]
@@ -37,6 +38,16 @@ def trainer_of(**settings: Any) -> tuple[PardTrainer, Batch, Any]:
     assert isinstance(config, PardConfig)
     view = TargetView(runner, None, torch.arange(64), keep_bytes=0)
     return PardTrainer(model, MASK, view.rows, config, {}), view.batch(PACKED, 48), runner
+
+
+def kept_of(
+    batch: Batch, depths: int, retention: float, least: float, seed: int = 1, **more: Any
+) -> list[torch.Tensor]:
+    """Anchors that are kept at each depth."""
+    shares = {"retention": retention, "least_retention": least, **more}
+    config = training_config("pard", data=(Path("x"),), draft_model="tiny", **shares)
+    assert isinstance(config, PardConfig)
+    return retained(batch, depths, config, torch.Generator().manual_seed(seed))
 
 
 def drafted(runner: Any, text: list[int], count: int) -> torch.Tensor:
@@ -66,7 +77,7 @@ def test_a_row_of_training_says_what_it_says_when_it_drafts(monkeypatch: pytest.
 
     def differs(share: float) -> bool:
         trainer, batch, runner = trainer_of(depths=4)
-        kept, wrong, seen = retained(batch, 4, share, 0.0, torch.Generator().manual_seed(1)), False, 0
+        kept, wrong, seen = kept_of(batch, 4, share, 0.0), False, 0
         for i, documents in enumerate(PACKED):
             rows = MaskedRows.of(tokens_in(batch, i), [one[i] for one in kept])
             logits = trainer.logits_of(batch, i, rows, torch.arange(len(rows.anchors)))
@@ -94,20 +105,22 @@ def closed(kept: list[torch.Tensor]) -> bool:
 def test_what_is_kept_has_its_predecessors_and_the_wanted_share() -> None:
     """Negative control: depths that are drawn each for itself."""
     _, batch, _ = trainer_of()
-    draws = [retained(batch, 6, 0.6, 0.2, torch.Generator().manual_seed(seed)) for seed in range(8)]
-    wanted = anchors_of(batch, 0).sum(1)
+    draws = [kept_of(batch, 6, 0.6, 0.2, seed) for seed in range(8)]
     for kept in draws:
         assert closed(kept)
         before = anchors_of(batch, 0)
         for depth, one in enumerate(kept, start=1):
             possible = before & anchors_of(batch, depth)
-            most = (wanted * max(0.6**depth, 0.2)).round()
+            most = (anchors_of(batch, depth).sum(1) * max(0.6**depth, 0.2)).long()
             assert one.sum(1).tolist() == torch.minimum(most, possible.sum(1)).tolist()
             before = one
     assert not torch.equal(draws[0][0], draws[1][0])
     assert not any(closed([one[depth] for depth, one in enumerate(draws[i : i + 5])]) for i in range(4))
-    whole = retained(batch, 4, 1.0, 0.0, torch.Generator())
+    whole = kept_of(batch, 4, 1.0, 0.0)
     assert [one.tolist() for one in whole] == [anchors_of(batch, depth).tolist() for depth in (1, 2, 3)]
+    few = kept_of(batch, 4, 1.0, 0.0, max_anchors=3)
+    assert closed(few)
+    assert 0 < int(few[0].sum(1).max()) <= 3 < int(whole[0].sum(1).min())
 
 
 @torch.no_grad()

@@ -271,15 +271,15 @@ def _with_model(methods: Sequence[SpeculativeConfig], model: str | None) -> list
 
 
 def _with_draft(config: SpeculativeConfig, draft: str | None) -> SpeculativeConfig:
-    """The same method, with the target's own draft model where it needs one and names none; some of vLLM's options of
-    a draft model ask for a method of their own.
+    """The same method, with the target's own draft model where it needs one and names none; some of vLLM's options ask
+    for a method of their own.
     """
-    options = dict(config.options)
-    for key, method in OTHER_METHODS.items():
-        if config.method == "draft_model" and key in options:
+    options, own = dict(config.options), str(config.method)
+    for key, method in OTHER_METHODS.get(own, {}).items():
+        if config.method == own and key in options:
             other = options.pop(key)
             need(isinstance(other, bool), key, "be True or False", other)
-            config = replace(config, method=method if other else "draft_model", options=options)
+            config = replace(config, method=method if other else own, options=options)
     return (
         replace(config, model=draft) if config.method in ("draft_model", "pearl") and config.model is None else config
     )

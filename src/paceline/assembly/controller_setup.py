@@ -44,13 +44,18 @@ OTHER_TOKENIZER: Final = "use_heterogeneous_vocab"
 """vLLM's option of draft models whose tokenizer is not the target's (`assembly.build` makes it method "tli")."""
 
 PARALLEL: Final = "parallel_drafting"
-"""vLLM's option of draft models that draft all tokens in one pass (`assembly.build` makes it method "pard")."""
+"""vLLM's option of draft models and heads that draft all tokens in one pass (`assembly.build` makes it method "pard" or
+"p_eagle").
+"""
 
-OTHER_METHODS: Final = {OTHER_TOKENIZER: "tli", PARALLEL: "pard"}
-"""These options of "draft_model" -> the method that they ask for."""
+OTHER_METHODS: Final[Mapping[str, Mapping[str, str]]] = {
+    "draft_model": {OTHER_TOKENIZER: "tli", PARALLEL: "pard"},
+    "eagle3": {PARALLEL: "p_eagle"},
+}
+"""By method, these options -> the method that they ask for."""
 
 OF_THE_DRAFT: Final = (
-    *OTHER_METHODS,
+    *OTHER_METHODS["draft_model"],
     "draft_vocab_size",
     "draft_vocab_file",
     "draft_device",
@@ -255,7 +260,7 @@ def _drafter_options(config: SpeculativeConfig) -> list[str]:
         return []
     if config.method == "auto":
         return [*OF_THE_DRAFT, *(key for name in AUTO_TABLES for key in options_of(name))]
-    return options_of(config.method) + [*OTHER_METHODS] * (config.method == "draft_model")
+    return [*options_of(config.method), *OTHER_METHODS.get(config.method, ())]
 
 
 def auto_table(options: Mapping[str, Any]) -> str:

@@ -38,6 +38,7 @@ from .lora import write_adapter as write_adapter
 from .marian_checkpoint import MarianCheckpoint as MarianCheckpoint
 from .marian_file import marian_path as marian_path
 from .marian_file import read_marian as read_marian
+from .mask_tokens import MASK_KEYS as MASK_KEYS
 from .mask_tokens import MASK_TOKEN as MASK_TOKEN
 from .mask_tokens import mask_token as mask_token
 from .model_family import Rename as Rename

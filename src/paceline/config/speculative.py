@@ -66,8 +66,13 @@ MTP_NAMES: Final = frozenset(
 )
 """vLLM's names of method "mtp" for one family of models each."""
 
-SGLANG_NAMES: Final = {"DFLASH": "dflash", "DSPARK": "dspark"}
-"""SGLang's names of algorithms -> ours."""
+OTHER_NAMES: Final = {
+    **dict.fromkeys(MTP_NAMES, "mtp"),
+    "peagle": "p_eagle",
+    "DFLASH": "dflash",
+    "DSPARK": "dspark",
+}
+"""Names of vLLM, SGLang and the `speculators` package -> our method."""
 
 NAMED: Final = 8
 """Most options, and most keys of all methods, that a message names where none is close."""
@@ -327,10 +332,8 @@ def _is_idle(key: str, value: object) -> bool:
 
 
 def _meant(method: Any) -> Any:
-    """A method, by our name where it is vLLM's for one family, or SGLang's."""
-    if not isinstance(method, str):
-        return method
-    return "mtp" if method in MTP_NAMES else SGLANG_NAMES.get(method, method)
+    """A method, by our name where it has another one."""
+    return OTHER_NAMES.get(method, method) if isinstance(method, str) else method
 
 
 def _written(text: str) -> Any:

@@ -70,16 +70,12 @@ class Eagle3Trainer(HeadTrainer):
 
     @classmethod
     def config_of(cls, target: ModelInfo, layer: Mapping[str, Any], draft_vocab_size: int, depths: int) -> HeadConfig:
-        count = target.num_layers
-        low = min(1, max(count - 3, 0))
-        middle = max(count // 2 - 1, low + 1)
-        taps = tuple(sorted({min(layer, count - 1) for layer in (low, middle, max(count - 4, middle + 1))}))
         return HeadConfig(
             method="eagle3",
             hidden_size=target.hidden_size,
             vocab_size=target.vocab_size,
             draft_vocab_size=draft_vocab_size,
-            taps=taps,
+            taps=taps_of(target.num_layers),
             layer=layer,
         )
 
@@ -135,6 +131,13 @@ class Eagle3Trainer(HeadTrainer):
             for name in ("k_proj", "v_proj")
         )
         return layer.keys(keys, values, picked(batch.positions, places) + depth)
+
+
+def taps_of(count: int) -> tuple[int, ...]:
+    """Layers of a target of so many whose states are read: an early one, the middle, a late one; fewer of few."""
+    low = min(1, max(count - 3, 0))
+    middle = max(count // 2 - 1, low + 1)
+    return tuple(sorted({min(layer, count - 1) for layer in (low, middle, max(count - 4, middle + 1))}))
 
 
 def needed(at: Tensor, places: Tensor, length: int) -> Tensor:

@@ -1,17 +1,12 @@
 """PARD: a draft model learns to predict several tokens in one pass, from mask tokens behind a text.
 
-A mask token of depth g behind token a, its *anchor*, predicts token a + g + 1; token a itself, depth 0, predicts
-a + 1. In training all anchors of a text share one pass:
+A mask token of depth g behind token a, its anchor, predicts token a + g + 1; all anchors of a text share one pass,
+whose rows and what they see are those of `masked_rows`:
 
-    rows of the pass: every token (depth 0), then (anchor, g) for g = 1 .. depths - 1       (r,)
-    input: the token, or the mask token; position: anchor + g
-    row (a, g) sees tokens up to a of its document, masks (a, 1) .. (a, g), and nothing else   (r, r)
+    input: the token, or the mask token; position: anchor + g                              (r,)
     loss: cross-entropy of token a + g + 1, the mean over all rows that an answer's token follows
-    retention: depth g keeps max(retention^g, least_retention) of the answers' tokens as anchors, drawn from those that
-        depth g - 1 has kept, so that the masks before one that is kept are there
 
-which is what a row sees when it drafts (drafters.draft_model.pard). Anchors are those that an answer's token follows,
-as drafts have it. The whole model learns, embedding and head included, and still predicts the next token.
+The whole model learns, embedding and head included, and still predicts the next token.
 
 The mask token is the one that the draft model's config.json names, else the first id that is no token, for which the
 embedding grows by a row where it has none to spare.
@@ -21,7 +16,7 @@ Source: PARD: accelerating LLM inference with low-cost parallel draft model adap
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
@@ -45,6 +40,7 @@ from paceline.errors import CapabilityError, ConfigError
 from paceline.training.batches import PAD, Batch, TargetView
 from paceline.training.draft_model import write_checkpoint
 from paceline.training.heads import Trainer
+from paceline.training.masked_rows import MaskedConfig, MaskedRows, anchors_of, retained
 from paceline.training.train_config import TrainConfig
 from paceline.utils import need
 
@@ -58,67 +54,15 @@ DEPTHS: Final = 8
 
 @documented
 @dataclass(frozen=True, kw_only=True)
-class PardConfig(TrainConfig):
+class PardConfig(MaskedConfig):
     """Says which draft model becomes parallel, and how many mask tokens of a text are learned in a step."""
 
     draft_model: str | None = option(None, "Folder or hub id of the draft model that becomes parallel.")
-    retention: float = option(
-        0.7, "Of mask tokens from one depth to the next.", low=0.0, high=1.0, rule="be above 0 and at most 1",
-        open_low=True,
-    )  # fmt: skip
-    least_retention: float = option(0.2, "Of mask tokens at any depth.", low=0.0, high=1.0, rule="be in 0..1")
 
 
-@dataclass(frozen=True, slots=True)
-class MaskedRows:
-    """Holds the rows of a pass over one packed row of t tokens.
-
-    Attributes:
-        anchors: (r,) int64 place of the last token that a row sees; its own place where it is a token.
-        depths: (r,) int64, 0 of tokens, g of the g-th mask behind its anchor.
-    """
-
-    anchors: Tensor
-    depths: Tensor
-
-    @classmethod
-    def of(cls, tokens: int, kept: Sequence[Tensor]) -> MaskedRows:
-        """All of so many tokens, then the masks of each depth behind the anchors (t,) bool that are kept there."""
-        places = [torch.arange(tokens), *(one.cpu().nonzero().squeeze(1) for one in kept)]
-        depths = [torch.full_like(anchors, depth) for depth, anchors in enumerate(places)]
-        return cls(torch.cat(places), torch.cat(depths))
-
-    def visible(self, documents: Tensor) -> Tensor:
-        """(r, r) bool: which rows each row sees; documents: (t,) of the tokens."""
-        document = documents.to(self.anchors.device)[self.anchors]
-        anchor, depth = self.anchors[:, None], self.depths[:, None]
-        tokens = (self.depths == 0) & (document[:, None] == document) & (self.anchors <= anchor)
-        return tokens | ((self.depths > 0) & (self.anchors == anchor) & (self.depths <= depth))
-
-
-def anchors_of(batch: Batch, depth: int) -> Tensor:
-    """(b, t) bool: where a token and the `depth`-th mask behind it both predict a token of an answer."""
-    steps = depth + 1
-    inside = batch.ahead(batch.documents + 1, steps) == batch.documents + 1
-    return inside & batch.ahead(batch.wanted, 1) & batch.ahead(batch.wanted, steps)
-
-
-def retained(batch: Batch, depths: int, retention: float, least: float, generator: torch.Generator) -> list[Tensor]:
-    """(b, t) bool anchors that are kept at each depth from 1 to depths - 1, each among those of the depth before."""
-    rank, before, kept = torch.rand(batch.tokens.shape, generator=generator), anchors_of(batch, 0).cpu(), []
-    wanted = before.sum(1)
-    for depth in range(1, depths):
-        possible = before & anchors_of(batch, depth).cpu()
-        most = (wanted * max(retention**depth, least)).round().long()
-        order = torch.where(possible, rank, 2.0).argsort(1).argsort(1)
-        before = possible & (order < most[:, None])
-        kept.append(before)
-    return kept
-
-
-def tokens_in(batch: Batch, i: int) -> int:
-    """Tokens of packed row i, without what fills it up."""
-    return int((batch.documents[i] != PAD).sum())
+def tokens_in(batch: Batch, i: int) -> Tensor:
+    """(n,) places of the tokens of packed row i, without what fills it up."""
+    return (batch.documents[i] != PAD).nonzero().squeeze(1)
 
 
 class PardTrainer(Trainer):
@@ -139,7 +83,7 @@ class PardTrainer(Trainer):
     ) -> None:
         super().__init__(rows)
         self.model, self.mask, self.stored = model, mask, stored
-        self.retention, self.least, self.depths = config.retention, config.least_retention, config.depths or DEPTHS
+        self.settings, self.depths = config, config.depths or DEPTHS
 
     @classmethod
     def check(cls, target: ModelInfo, config: TrainConfig) -> None:
@@ -172,7 +116,7 @@ class PardTrainer(Trainer):
         return cls(model, mask, view.rows, config, stored), view
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        kept = retained(batch, self.depths, self.retention, self.least, generator)
+        kept = retained(batch, self.depths, self.settings, generator)
         learned = anchors_of(batch, 0).cpu()
         total, count = self.rows.new_zeros(()), 0
         for i in range(len(batch.tokens)):

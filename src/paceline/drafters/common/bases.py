@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
-from paceline.drafters.common.draft_state import CacheFollower
+from paceline.drafters.common.draft_state import FEW, CacheFollower, DraftState, catch_up
 from paceline.errors import ConfigError
+from paceline.models import EncodesInputs
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 from paceline.utils import integer, need
 
 if TYPE_CHECKING:
     from paceline.drafters.base import Models
-    from paceline.models import Runner
+    from paceline.models import Runner, SequenceCache
 
 SampleMethod = Literal["probabilistic", "greedy"]
 METHODS: Final = ("probabilistic", "greedy")
@@ -112,6 +113,59 @@ class ModelDrafter(Drafter, Generic[F]):
     def _steps(self, state: F, budget: Budget) -> int:
         """Levels to draft: within the budget, the option and the model's context."""
         return min(budget.nodes, budget.depth, self.limit, self.runner.info.max_context - len(state.context.tokens) + 1)
+
+
+class FollowingDrafter(ModelDrafter[DraftState]):
+    """Base of those whose model drafts behind the text, and whose cache keeps what the text confirms (`DraftState`)."""
+
+    takes_back = False
+    kind: type[DraftState] = DraftState
+    """What is known of one sequence."""
+
+    @abstractmethod
+    def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
+        """Trees of at most `steps` levels each, 1 or more; what the text has confirmed is kept."""
+
+    def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
+        return [self.kind(context, self._opened(context)) for context in contexts]
+
+    def _opened(self, context: Context) -> SequenceCache:
+        """A new sequence; a model with an encoder reads the target's source, once for all sequences that have it."""
+        if not (isinstance(self.runner, EncodesInputs) and context.inputs):
+            return self.runner.open()
+        cache = self.runner.open(0, context.inputs)
+        self.runner.encode([cache])
+        return cache
+
+    def catch_up(self, states: Sequence[DraftState]) -> None:
+        for state in states:
+            state.confirm(self.runner)
+        catch_up(self.runner, states, FEW)
+
+    def propose(
+        self, states: Sequence[DraftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
+    ) -> list[TokenTree]:
+        steps = [self._steps(state, budget) for state, budget in zip(states, budgets, strict=True)]
+        for state, count in zip(states, steps, strict=True):
+            if count > 0:
+                state.confirm(self.runner)
+        return draft_where(steps, self._draft, states, budgets, steps)
+
+    def observe(
+        self,
+        states: Sequence[DraftState],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        scores: Scores | None,
+    ) -> None:
+        for state in states:
+            state.confirm(self.runner)
+
+    def fork(self, state: DraftState, context: Context) -> DraftState:
+        state.confirm(self.runner)
+        if not self.runner.capabilities.fork:
+            return self.kind(context, self._opened(context))
+        return self.kind(context, self.runner.fork(state.cache), state.base)
 
 
 S = TypeVar("S")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import torch
 
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_rows import best_tokens, chances_of, draw_for, fit_rows, weights
 from paceline.drafters.common.draft_state import DraftState, feed_ahead, feed_text
 
 if TYPE_CHECKING:
-    import torch
-
     from paceline.drafters.base import Context
     from paceline.models import Runner
     from paceline.tree import GoOn, TokenTree
@@ -74,6 +74,26 @@ def draft_chains(
         if not active:
             return [draft.tree(source) for draft in drafts]
         logits = feed_ahead(runner, [state for state, _ in active], [draft.tokens[-1] for _, draft in active])
+
+
+AddLevel = Callable[[Sequence[ChainDraft], torch.Tensor], None]
+"""Gives every draft its next token, from (r, n) logits."""
+
+
+def chains_of_rows(
+    drafts: Sequence[ChainDraft], rows: Sequence[torch.Tensor], source: int, add: AddLevel | None = None
+) -> list[TokenTree]:
+    """One chain per draft, where all of its rows are known: logits (k, n) of the next k tokens, `steps` of each draft.
+
+    Args:
+        add: `add_level` by default.
+    """
+    active = list(zip(drafts, rows, strict=True))
+    while active:
+        levels = torch.stack([logits[len(draft.tokens)] for draft, logits in active])
+        (add or add_level)([draft for draft, _ in active], levels)
+        active = [each for each in active if each[0].wants_more]
+    return [draft.tree(source) for draft in drafts]
 
 
 def plain(draft: ChainDraft) -> bool:

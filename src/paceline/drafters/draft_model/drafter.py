@@ -15,24 +15,24 @@ import logging
 from collections.abc import Sequence
 from typing import Unpack
 
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import ModelDrafter, draft_where, draws_for
+from paceline.drafters.base import DrafterArgs
+from paceline.drafters.common.bases import FollowingDrafter, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
-from paceline.drafters.common.draft_state import FEW, DraftState, catch_up
+from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.growth.base import grow, model_scores
 from paceline.drafters.growth.options import GrowthOptions, growth_policy, with_growth_options
 from paceline.drafters.growth.policies import TreePolicy
 from paceline.drafters.vocab import trimmed_head
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models import EncodesInputs, Runner, SequenceCache
-from paceline.tree import Budget, Scores, TokenTree, Verdict
+from paceline.models import Runner
+from paceline.tree import Budget, TokenTree
 from paceline.utils import need
 
 logger = logging.getLogger("paceline")
 
 
 @with_growth_options
-class DraftModelDrafter(ModelDrafter[DraftState]):
+class DraftModelDrafter(FollowingDrafter):
     """Drafts with a smaller model.
 
     Args:
@@ -52,10 +52,7 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
 
     name = "draft_model"
     rewinds = True
-    takes_back = False
     policy: TreePolicy
-    kind: type[DraftState] = DraftState
-    """What is known of one sequence."""
 
     def __init__(
         self,
@@ -124,47 +121,6 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
                 f"and use "
                 "tree_width=1"
             )
-
-    def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
-        return [self.kind(context, self._opened(context)) for context in contexts]
-
-    def _opened(self, context: Context) -> SequenceCache:
-        """A new sequence; a model with an encoder reads the target's source, once for all sequences that have it."""
-        if not (isinstance(self.runner, EncodesInputs) and context.inputs):
-            return self.runner.open()
-        cache = self.runner.open(0, context.inputs)
-        self.runner.encode([cache])
-        return cache
-
-    def catch_up(self, states: Sequence[DraftState]) -> None:
-        for state in states:
-            state.confirm(self.runner)
-        catch_up(self.runner, states, FEW)
-
-    def propose(
-        self, states: Sequence[DraftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
-    ) -> list[TokenTree]:
-        steps = [self._steps(state, budget) for state, budget in zip(states, budgets, strict=True)]
-        for state, count in zip(states, steps, strict=True):
-            if count > 0:
-                state.confirm(self.runner)
-        return draft_where(steps, self._draft, states, budgets, steps)
-
-    def observe(
-        self,
-        states: Sequence[DraftState],
-        trees: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        scores: Scores | None,
-    ) -> None:
-        for state in states:
-            state.confirm(self.runner)
-
-    def fork(self, state: DraftState, context: Context) -> DraftState:
-        state.confirm(self.runner)
-        if not self.runner.capabilities.fork:
-            return self.kind(context, self._opened(context))
-        return self.kind(context, self.runner.fork(state.cache), state.base)
 
     @property
     def draws_tokens(self) -> bool:

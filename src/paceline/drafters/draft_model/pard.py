@@ -25,20 +25,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import ModelDrafter, SampleMethod, draft_where, draws_for, model_of
-from paceline.drafters.common.draft_chain import ChainDraft, add_level
+from paceline.drafters.base import DrafterArgs
+from paceline.drafters.common.bases import FollowingDrafter, SampleMethod, draws_for, model_of
+from paceline.drafters.common.draft_chain import ChainDraft, chains_of_rows
 from paceline.drafters.common.draft_rows import fit_rows
-from paceline.drafters.common.draft_state import FEW, DraftState, catch_up
+from paceline.drafters.common.draft_state import DraftState
 from paceline.errors import DrafterError
 from paceline.tree import Budget, TokenTree
 
 if TYPE_CHECKING:
     from paceline.models import Runner
-    from paceline.tree import Scores, Verdict
 
 
-class PardDrafter(ModelDrafter[DraftState]):
+class PardDrafter(FollowingDrafter):
     """Drafts chains with a parallel draft model, in one pass of it.
 
     Args:
@@ -54,7 +53,6 @@ class PardDrafter(ModelDrafter[DraftState]):
     """
 
     name = "pard"
-    takes_back = False
 
     def __init__(
         self,
@@ -81,36 +79,6 @@ class PardDrafter(ModelDrafter[DraftState]):
             )
         self.mask = mask
 
-    def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
-        return [DraftState(context, self.runner.open()) for context in contexts]
-
-    def catch_up(self, states: Sequence[DraftState]) -> None:
-        for state in states:
-            state.confirm(self.runner)
-        catch_up(self.runner, states, FEW)
-
-    def propose(
-        self, states: Sequence[DraftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
-    ) -> list[TokenTree]:
-        steps = [self._steps(state, budget) for state, budget in zip(states, budgets, strict=True)]
-        return draft_where(steps, self._draft, states, budgets, steps)
-
-    def observe(
-        self,
-        states: Sequence[DraftState],
-        trees: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        scores: Scores | None,
-    ) -> None:
-        for state in states:
-            state.confirm(self.runner)
-
-    def fork(self, state: DraftState, context: Context) -> DraftState:
-        state.confirm(self.runner)
-        if not self.runner.capabilities.fork:
-            return DraftState(context, self.runner.open())
-        return DraftState(context, self.runner.fork(state.cache), state.base)
-
     @property
     def row_bytes(self) -> int:
         """All logits come from one pass."""
@@ -131,12 +99,7 @@ class PardDrafter(ModelDrafter[DraftState]):
             ChainDraft(state.context, count, budget.go_on, draws_for(state.context, self.method))
             for state, budget, count in zip(states, budgets, steps, strict=True)
         ]
-        active = [(draft, self.fitted(rows_kv)) for draft, rows_kv in zip(drafts, rows, strict=True)]
-        while active:
-            levels = [rows_kv[len(draft.tokens)] for draft, rows_kv in active]
-            add_level([draft for draft, _ in active], torch.stack(levels))
-            active = [each for each in active if each[0].wants_more]
-        return [draft.tree(self.index) for draft in drafts]
+        return chains_of_rows(drafts, [self.fitted(rows_kv) for rows_kv in rows], self.index)
 
 
 def predicted(runner: Runner, states: Sequence[DraftState], steps: Sequence[int], mask: int) -> list[torch.Tensor]:

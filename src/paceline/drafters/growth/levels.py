@@ -136,6 +136,7 @@ class StaticDraft(Growth):
 
     def __post_init__(self) -> None:
         self.shape = self.shape.cut(self.nodes, self.depth)
+        self.depth = int(self.shape.depths_n.max(initial=0))
         if not len(self.shape):
             self.front = []
 

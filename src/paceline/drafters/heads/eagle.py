@@ -40,6 +40,8 @@ class EagleDrafter(CachedHeadDrafter[FeatureState]):
 
     name = "eagle"
     heads: ClassVar[tuple[str, ...]] = ("eagle",)
+    drafting: ClassVar[type[FeatureDrafts]] = FeatureDrafts
+    """How chains and trees are scored."""
     head: FeatureHead
 
     def __init__(
@@ -52,8 +54,8 @@ class EagleDrafter(CachedHeadDrafter[FeatureState]):
     ) -> None:
         integer("draft_context", 1 if draft_context is None else draft_context, 1)
         name, target = self._configure(args, model, growth)
-        self.head = self._load(name, target, args)
-        self._drafts = FeatureDrafts(self.head, args.vocab_size, args.index)
+        self.head, self.vocab_size = self._load(name, target, args), args.vocab_size
+        self._drafts = self.drafting(self.head, args.vocab_size, args.index)
         self._read(target, self.head.taps, draft_context)
 
     def _load(self, name: str, target: Runner, args: DrafterArgs) -> FeatureHead:

@@ -8,15 +8,20 @@ from typing import Any, Final, Literal, get_args
 
 from paceline.utils import choice, integer, need, reject_unknown
 
-HeadMethod = Literal["medusa", "hydra", "hydra++", "eagle", "eagle3", "mtp", "mlp_speculator", "dflash", "dspark"]
+HeadMethod = Literal[
+    "medusa", "hydra", "hydra++", "eagle", "eagle3", "p_eagle", "mtp", "mlp_speculator", "dflash", "dspark"
+]
 HEAD_METHODS: Final[tuple[str, ...]] = get_args(HeadMethod)
 
 BLOCKS: Final = ("dflash", "dspark")
 """Methods with decoder layers that make all drafts in one pass over a block."""
 
-WITH_LAYER: Final = ("hydra++", "eagle", "eagle3", "mtp", *BLOCKS)
-SINGLE: Final = ("eagle", "eagle3", "mtp")
-"""Methods with decoder layers, and those of them that have one, which goes on from its own states."""
+WITH_LAYER: Final = ("hydra++", "eagle", "eagle3", "p_eagle", "mtp", *BLOCKS)
+SINGLE: Final = ("eagle", "eagle3", "p_eagle", "mtp")
+"""Methods with decoder layers, and those of them that have one head, which drafts all tokens."""
+
+TAPPED: Final = ("eagle3", "p_eagle")
+"""Those of EAGLE that read several layers of the target, as BLOCKS do."""
 
 MARKOV_HEADS: Final = ("vanilla", "gated", "rnn")
 """Kinds of dspark's correction by the tokens drafted before, as `markov_head_type` names them."""
@@ -55,15 +60,17 @@ class HeadConfig:
         hidden_size, vocab_size: of the target.
         draft_vocab_size: tokens that it can draft; fewer than `vocab_size` where its vocabulary is reduced.
         num_heads: tokens ahead that have heads of their own (medusa, hydra, mlp_speculator); 1 for the others.
-        num_layers: residual blocks of a head (medusa, hydra), or decoder layers (eagle, eagle3 and mtp have one).
+        num_layers: residual blocks of a head (medusa, hydra), or decoder layers: 1 for eagle, eagle3 and mtp, any
+            number for p_eagle, dflash and dspark.
         taps: layers of the target whose states it reads, as a runner numbers them: k is the output of layer k counted
             from 0, -1 the embedding, the number of layers the state after the final norm. None given: the last layer's.
         normed: where no taps are given, the state after the final norm is read, not the one before it.
-        norm_before_residual: of eagle3: attention is added to the normed state, not to the state itself.
-        layer: keys of a Llama's config.json for the decoder layer (`LAYER_KEYS`); empty for methods without one.
-        block_size, mask_token_id, causal, sample_from_anchor: of dflash and dspark: rows of a block, which begins with
-            the text's last token; the token that stands in the others; whether a row sees those before it alone;
-            whether a row predicts the token behind its place, so that the first one drafts too, and not that at it.
+        norm_before_residual: of eagle3 and p_eagle: attention is added to the normed state, not to the state itself.
+        mask_token_id: of p_eagle, dflash and dspark: the token that stands for those that are not known yet.
+        layer: keys of a Llama's config.json for the decoder layers (`LAYER_KEYS`); empty for methods without one.
+        block_size, causal, sample_from_anchor: of dflash and dspark: rows of a block, which begins with the text's last
+            token; whether a row sees those before it alone; whether a row predicts the token behind its place, so that
+            the first one drafts too, and not that at it.
         markov_rank, markov_head_type: of dspark: width of its correction by the tokens drafted before, 0 where it has
             none, and its kind (`MARKOV_HEADS`).
         enable_confidence_head, confidence_head_with_markov: of dspark: it says how likely a draft is accepted; it reads
@@ -86,9 +93,9 @@ class HeadConfig:
     taps: tuple[int, ...] = ()
     normed: bool = True
     norm_before_residual: bool = False
+    mask_token_id: int | None = None
     layer: Mapping[str, Any] = field(default_factory=dict)
     block_size: int | None = None
-    mask_token_id: int | None = None
     causal: bool = False
     sample_from_anchor: bool = False
     markov_rank: int = 0
@@ -108,11 +115,12 @@ class HeadConfig:
         integer("draft_vocab_size", self.draft_vocab_size, 1, self.vocab_size)
         single = self.method in SINGLE
         integer("num_heads", self.num_heads, 1, 1 if single else MOST)
-        integer("num_layers", self.num_layers, 1, 1 if single else MOST)
+        integer("num_layers", self.num_layers, 1, 1 if single and self.method != "p_eagle" else MOST)
         for name in SWITCHES:
             need(isinstance(getattr(self, name), bool), name, "be true or false", getattr(self, name))
         self._check_taps()
         self._check_layer()
+        self._check_mask()
         self._check_block()
         if self.method == "mlp_speculator":
             integer("inner_size", self.inner_size, 1)
@@ -123,7 +131,7 @@ class HeadConfig:
         need(isinstance(self.taps, tuple), "taps", "be a list of layers", self.taps)
         for tap in self.taps:
             integer("taps", tap, -1)
-        several = self.method in ("eagle3", *BLOCKS)
+        several = self.method in (*TAPPED, *BLOCKS)
         needed = len(self.taps) >= 1 if several else len(self.taps) <= 1
         rule = "name the layers whose states are read" if several else "name at most one layer"
         need(needed and len(self.taps) <= MOST, "taps", f"{rule} for method {self.method!r}", self.taps)
@@ -142,12 +150,20 @@ class HeadConfig:
         whole = self.layer["num_attention_heads"] % self.kv_heads == 0
         need(whole, "layer.num_key_value_heads", "divide num_attention_heads", self.kv_heads)
 
+    def _check_mask(self) -> None:
+        if self.method == "p_eagle":
+            integer("mask_token_id", self.mask_token_id, 0, self.vocab_size - 1)
+        elif self.method in BLOCKS:  # which may have one that is a row and no token
+            integer("mask_token_id", self.mask_token_id, 0)
+        else:
+            rule = f"be left out for method {self.method!r}"
+            need(self.mask_token_id is None, "mask_token_id", rule, self.mask_token_id)
+
     def _check_block(self) -> None:
         if self.method not in BLOCKS:
             need(self.block_size is None, "block_size", f"be left out for method {self.method!r}", self.block_size)
             return
         integer("block_size", self.block_size, 1 if self.sample_from_anchor else 2, MOST)
-        integer("mask_token_id", self.mask_token_id, 0)
         integer("markov_rank", self.markov_rank, 0)
         choice("markov_head_type", self.markov_head_type, MARKOV_HEADS)
         if self.method == "dflash":

@@ -9,7 +9,10 @@
                     before that one
     mtp             fc (hidden, 2 hidden) on [embed_norm(embedding); state_norm(state)]; layers.0.*; norm
     eagle3          fc (hidden, taps * hidden); layers.0.*, whose q, k and v read [norm(embedding); norm(state)], the
-                    first by input_layernorm, the second by hidden_norm; norm
+                    first by input_layernorm, the second by hidden_norm; norm; what fc reads may be normed, whole by
+                    input_norm (taps * hidden,) or each tap's states by fc_norm.K (hidden,)
+    p_eagle         the same with any number of layers, of which the first one is eagle3's, and mask_hidden (1, 1,
+                    taps * hidden), what fc reads in the place of states that are not known
     dflash          fc (hidden, taps * hidden); hidden_norm, behind it; layers.N.*, with norms of queries and keys; norm
     dspark          and markov_head.markov_w1 (vocabulary, rank), .markov_w2 (draft vocabulary, rank), .gate_proj (rank,
                     hidden + rank) or .joint_proj (3 rank, hidden + 2 rank); confidence_head.proj (1, hidden [+ rank])
@@ -22,11 +25,16 @@ its layers get them, with the family's multiplier.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Final
 
 from paceline.errors import CheckpointError
-from paceline.models.heads.head_config import BLOCKS, HeadConfig
+from paceline.models.heads.head_config import BLOCKS, TAPPED, HeadConfig
+
+MASK_HIDDEN: Final = "mask_hidden"
+"""The one vector that some write with other axes of length 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +67,27 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
             yield HeadTensor(f"{name}.weight", (d,))
     elif config.method in BLOCKS:
         yield from _block(config)
-    elif config.method == "eagle3":
-        yield from _linear("fc", d, len(config.taps) * d)
-        yield from _layer(config, "layers.0.", 2 * d, normed=True)
-        yield HeadTensor("layers.0.hidden_norm.weight", (d,))
-        yield HeadTensor("norm.weight", (d,))
+    elif config.method in TAPPED:
+        yield from _tapped(config)
     else:
         yield from _residual_heads(config)
         if config.method == "hydra++":
             yield from _layer(config, "prefix.", d, normed=True)
             yield HeadTensor("prefix.norm.weight", (d,), optional=True)
+
+
+def _tapped(config: HeadConfig) -> Iterator[HeadTensor]:
+    d, width = config.hidden_size, len(config.taps) * config.hidden_size
+    yield from _linear("fc", d, width)
+    yield HeadTensor("input_norm.weight", (width,), optional=True)
+    for tap in range(len(config.taps)):
+        yield HeadTensor(f"fc_norm.{tap}.weight", (d,), optional=True)
+    for layer in range(config.num_layers):
+        yield from _layer(config, f"layers.{layer}.", d if layer else 2 * d, normed=True)
+    yield HeadTensor("layers.0.hidden_norm.weight", (d,))
+    yield HeadTensor("norm.weight", (d,))
+    if config.method == "p_eagle":
+        yield HeadTensor(MASK_HIDDEN, (1, 1, width))
 
 
 def drafted_rows(name: str) -> bool:
@@ -158,12 +177,23 @@ def check_tensors(config: HeadConfig, shapes: Mapping[str, Sequence[int]], where
     for name, shape in shapes.items():
         if name not in known:
             raise CheckpointError(f"{where}: a head of method {config.method!r} has no tensor {name!r}; leave it out")
-        if tuple(shape) != known[name].shape:
+        if tuple(shape) != known[name].shape and not (name == MASK_HIDDEN and prod(shape) == prod(known[name].shape)):
             raise CheckpointError(
                 f"{where}: {name} must have shape {known[name].shape} by its config.json, got {tuple(shape)}"
             )
+    _check_norms(config, shapes, where)
     absent = [tensor.name for tensor in known.values() if not tensor.optional and tensor.name not in shapes]
     if absent:
         raise CheckpointError(
             f"{where} lacks {absent[0]}{f' and {len(absent) - 1} more tensors' * (len(absent) > 1)}; write it again"
+        )
+
+
+def _check_norms(config: HeadConfig, shapes: Collection[str], where: object) -> None:
+    """Reject states that are normed twice before fc, and those of some taps alone."""
+    each = sum(f"fc_norm.{tap}.weight" in shapes for tap in range(len(config.taps)))
+    if each and ("input_norm.weight" in shapes or each < len(config.taps)):
+        raise CheckpointError(
+            f"{where} must have input_norm or an fc_norm for each of its {len(config.taps)} taps, not both nor some; "
+            "write it again"
         )

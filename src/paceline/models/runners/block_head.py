@@ -88,12 +88,11 @@ class BlockHead:
         self._embed = embedding_of(table, target, name)
         self._mask = self._mask_row(config, info.vocab_size if table is None else len(table), name, mask_row)
         head = own_head_rows(weights, target, self.tokens, name=name)
-        spec = layer_spec(config, weights, "layers.0.", UNUSED if head is None else len(head))
+        rows = UNUSED if head is None else len(head)
+        spec = layer_spec(config, weights, "layers.0.", rows, layers=config.num_layers)
         self._norm = make_norm(weights["norm.weight"], spec.norm_eps)
         self._context = _Context(config, weights, spec.norm_eps)
-        self.runner = state_layer(
-            spec, weights, info, name=name, prefixes=[f"layers.{i}." for i in range(config.num_layers)], head=head
-        )
+        self.runner = state_layer(spec, weights, info, name=name, prefix="layers.0.", head=head)
         if self.runner.rotary.depends_on_length:
             raise CheckpointError(f"the head {name} has rotary angles that depend on the text's length; train it anew")
         self._to_logits = self.runner.head if head is not None else _of_target(target, name, self._norm)

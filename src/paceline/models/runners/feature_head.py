@@ -1,5 +1,5 @@
-"""Heads that go on from the target's states with a decoder layer, for many sequences at once: EAGLE-1, EAGLE-3 and
-modules for multi-token prediction (models.runners.mtp_head).
+"""Heads that go on from the target's states with a decoder layer, for many sequences at once: EAGLE-1, EAGLE-3, P-EAGLE
+and modules for multi-token prediction (models.runners.mtp_head).
 
 Input i is the embedding of token i + 1 with the target's state of token i, or, behind drafted tokens, with what the
 layer itself made of the token before. It sees all inputs before it, so each sequence has a cache of its own. The layer
@@ -10,7 +10,10 @@ predicts. EAGLE-3 reads three layers of the target, made one state by fc; querie
 [norm(embedding); norm(state)]. Their matrix has two halves: the state's is the layer's own, and what the embedding's
 makes of the token is added to that (`added_qkv`).
 
-Source: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840).
+P-EAGLE is an EAGLE-3 of one layer or more that has learned what to make of a mask token, beside which fc(mask_hidden)
+stands in the place of a state (`Mask`): masks behind a text predict one token each, in the pass that reads the text.
+
+Source: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840), P-EAGLE (arXiv:2602.01469).
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ import torch
 
 from paceline.errors import CheckpointError
 from paceline.models.base import PassResult, Runner
-from paceline.models.heads.head_config import HeadConfig
+from paceline.models.heads.head_config import TAPPED, HeadConfig
 from paceline.models.heads.head_files import read_head
+from paceline.models.heads.head_tensors import MASK_HIDDEN
 from paceline.models.heads.shared_rows import embedding_of, head_of, target_rows
 from paceline.models.layers.decoder import head_order
 from paceline.models.layers.linear import Map, make_linear, make_norm
@@ -57,6 +61,14 @@ class MakesInputs(Protocol):
         """The inputs of embeddings (r, hidden) and states (r, hidden): `joined` ones, or the head's own."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What stands for a token that is not known: the mask token, and the joined state (1, hidden) beside it."""
+
+    token: int
+    state: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadParts:
     """What such a head is made of.
@@ -68,6 +80,7 @@ class HeadParts:
         next_states: makes what goes with the next tokens of the states behind the layer; None is these themselves.
         to_logits: makes logits of what goes with the next tokens; None where `layer` has a head of its own.
         tokens: (n,) int64 the target's token of each column of logits; None where that is the column itself.
+        mask: of a head that drafts in parallel, None of others.
     """
 
     taps: tuple[int, ...]
@@ -77,18 +90,20 @@ class HeadParts:
     next_states: Map | None = None
     to_logits: Map | None = None
     tokens: torch.Tensor | None = None
+    mask: Mask | None = None
 
 
 class FeatureHead:
     """One head for one target.
 
     Attributes:
-        taps, tokens: as of `HeadParts`.
+        taps, tokens, mask: as of `HeadParts`.
         runner: its layer, for its caches and their memory.
     """
 
     def __init__(self, parts: HeadParts) -> None:
         self._parts, self.taps, self.tokens, self.runner = parts, parts.taps, parts.tokens, parts.layer
+        self.mask = parts.mask
         self.open, self.fork = self.runner.open, self.runner.fork
         self.truncate, self.release = self.runner.truncate, self.runner.release
         self.commit = self.runner.commit
@@ -171,15 +186,24 @@ def eagle_parts(config: HeadConfig, weights: Weights, target: Runner, *, name: s
         raise CheckpointError(
             f"the head {name} reads states before the final norm of {info.name}, so it needs a norm.weight"
         )
-    spec = layer_spec(config, weights, "layers.0.", UNUSED if head_weight is None else config.draft_vocab_size)
-    inputs: MakesInputs = _eagle3_inputs(weights, spec, config) if config.method == "eagle3" else _eagle_inputs(weights)
+    rows = UNUSED if head_weight is None else config.draft_vocab_size
+    spec = layer_spec(config, weights, "layers.0.", rows, layers=config.num_layers)
+    inputs: MakesInputs = _eagle3_inputs(weights, spec, config) if config.method in TAPPED else _eagle_inputs(weights)
+    mask = None
+    if config.mask_token_id is not None:
+        mask = Mask(config.mask_token_id, _joined(inputs, weights.pop(MASK_HIDDEN).view(1, -1)))
     to_logits = None
     if head_weight is None:
         to_logits = _target_head(target, name, weights.get("norm.weight"), spec.norm_eps, normed=config.normed)
     return HeadParts(
-        taps=config.taps_in(info.num_layers), embed=embed, inputs=inputs, to_logits=to_logits, tokens=tokens,
-        layer=state_layer(spec, weights, info, name=name, prefixes=["layers.0."], head=head_weight),
+        taps=config.taps_in(info.num_layers), embed=embed, inputs=inputs, to_logits=to_logits, tokens=tokens, mask=mask,
+        layer=state_layer(spec, weights, info, name=name, prefix="layers.0.", head=head_weight),
     )  # fmt: skip
+
+
+@torch.inference_mode()
+def _joined(inputs: MakesInputs, states: torch.Tensor) -> torch.Tensor:
+    return inputs.joined(states)
 
 
 def own_head_rows(weights: Weights, target: Runner, tokens: torch.Tensor | None, *, name: str) -> torch.Tensor | None:
@@ -225,11 +249,11 @@ class _Eagle3Inputs:
     keys and values.
     """
 
-    def __init__(self, fc: Map, norm: Map, half: Map, state_norm: Map | None) -> None:
-        self._fc, self._norm, self._half, self._state_norm = fc, norm, half, state_norm
+    def __init__(self, fc: Map, fc_norm: Map | None, norm: Map, half: Map, state_norm: Map | None) -> None:
+        self._fc, self._fc_norm, self._norm, self._half, self._state_norm = fc, fc_norm, norm, half, state_norm
 
     def joined(self, states: torch.Tensor) -> torch.Tensor:
-        return self._fc(states)
+        return self._fc(states if self._fc_norm is None else self._fc_norm(states))
 
     def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> LayerInputs:
         states = states if self._state_norm is None else self._state_norm(states)
@@ -256,4 +280,15 @@ def _eagle3_inputs(weights: Weights, spec: ModelSpec, config: HeadConfig) -> _Ea
     else:
         weights["layers.0.input_layernorm.weight"] = hidden_norm
     fc = make_linear(weights.pop("fc.weight"), weights.pop("fc.bias", None), row_invariant=False)
-    return _Eagle3Inputs(fc, norm, make_linear(half, row_invariant=False), state_norm)
+    half_map, fc_norm = make_linear(half, row_invariant=False), _fc_norm(weights, spec, len(config.taps))
+    return _Eagle3Inputs(fc, fc_norm, norm, half_map, state_norm)
+
+
+def _fc_norm(weights: Weights, spec: ModelSpec, taps: int) -> Map | None:
+    """What norms the states (r, taps * hidden) that fc reads: all of them as one, or each tap's."""
+    if (whole := weights.pop("input_norm.weight", None)) is not None:
+        return make_norm(whole, spec.norm_eps)
+    if "fc_norm.0.weight" not in weights:
+        return None
+    norms = [make_norm(weights.pop(f"fc_norm.{tap}.weight"), spec.norm_eps) for tap in range(taps)]
+    return lambda states: torch.cat([norm(part) for norm, part in zip(norms, states.chunk(taps, 1), strict=True)], 1)

@@ -33,7 +33,7 @@ class HydraPlusHead(HydraHead):
         self._norm = (
             make_norm(weights["prefix.norm.weight"], spec.norm_eps) if "prefix.norm.weight" in weights else None
         )
-        self.runner = state_layer(spec, weights, self.target.info, name=self.name, prefixes=["prefix."], head=None)
+        self.runner = state_layer(spec, weights, self.target.info, name=self.name, prefix="prefix.", head=None)
         self.open, self.fork = self.runner.open, self.runner.fork
         self.truncate, self.release = self.runner.truncate, self.runner.release
 

@@ -95,7 +95,7 @@ def _trained_parts(config: HeadConfig, weights: Weights, target: Runner, *, name
         inputs=_MtpInputs(fc, embed_norm, state_norm, state_first=False),
         next_states=make_norm(weights["norm.weight"], spec.norm_eps),
         to_logits=_head_of_normed(target, name) if rows is None else None,
-        layer=state_layer(spec, weights, target.info, name=name, prefixes=["layers.0."], head=rows),
+        layer=state_layer(spec, weights, target.info, name=name, prefix="layers.0.", head=rows),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 import torch
 
@@ -57,6 +58,10 @@ Lengths = Callable[[Sequence[Segment], bool], Sequence[tuple[int, int]]]
 """Of segments, and whether these are chunks of known text: runs of (rows, length) for the rotary kinds that depend on
 it.
 """
+
+FIRST: Final = LayerPlan(stop=1)
+LATER: Final = LayerPlan(first=1)
+"""The first layer, and those behind it."""
 
 
 class NativeRunner(StateOperations[NativeCache]):
@@ -289,15 +294,21 @@ class NativeRunner(StateOperations[NativeCache]):
 
         Args:
             caches, trees, computed: as for `score`; tokens are not looked at.
-            added_qkv: as of `Passes.run`. picked: rows whose logits are wanted, ascending; None means all.
+            added_qkv: as of `Passes.run`, of the first layer alone. picked: rows whose logits are wanted, ascending;
+                None means all.
             two_sided: all inputs of a sequence see each other; they are chains of which none were computed.
         Returns:
             Logits (picked, v) and states (r, hidden) behind the last layer.
         """
-        segments = self._segments(caches, trees, computed)
+        segments, plan = self._segments(caches, trees, computed), ALL_LAYERS
         if two_sided:
             segments = [seeing_each_other(segment) for segment in segments]
-        return self._pass(segments, hidden.contiguous(), logits=picked, states=True, added_qkv=added_qkv)
+        if added_qkv is not None and self.info.num_layers > 1:
+            hidden = self._pass(
+                segments, hidden.contiguous(), plan=FIRST, logits=(), states=True, added_qkv=added_qkv
+            ).states
+            added_qkv, plan = None, LATER
+        return self._pass(segments, hidden.contiguous(), plan=plan, logits=picked, states=True, added_qkv=added_qkv)
 
     @torch.inference_mode()
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:

@@ -1,18 +1,17 @@
-"""A head's decoder layers by themselves: they are given states in place of tokens, and keep a cache for each sequence.
+"""Decoder layers by themselves: they are given states in place of tokens, and keep a cache for each sequence.
 
-They run as a model of as many layers does (models.runners.native), so in compiled passes on CPUs.
+They run as a model of so many layers does (models.runners.native), so in compiled passes on CPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
 from paceline.checkpoints import spec_from_config
 from paceline.models.base import ModelInfo
-from paceline.models.heads.head_config import BLOCKS, HeadConfig
+from paceline.models.heads.head_config import HeadConfig
 from paceline.models.layers.own_weights import Weights
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
@@ -22,24 +21,16 @@ UNUSED: Final = 32
 
 
 def state_layer(
-    spec: ModelSpec,
-    weights: Weights,
-    target: ModelInfo,
-    *,
-    name: str,
-    prefixes: Sequence[str],
-    head: torch.Tensor | None,
+    spec: ModelSpec, weights: Weights, target: ModelInfo, *, name: str, prefix: str, head: torch.Tensor | None
 ) -> NativeRunner:
-    """A model of the layers whose tensors begin with these, for `run_states` over sequences of a target.
+    """A model of the layers of which the first one's tensors begin with `prefix`, for `run_states` over sequences of a
+    target.
 
     Args:
         weights: by Hugging Face's names; `norm.weight`, where there is one, is the norm before `head`.
         head: (n, hidden) rows that make logits; None where there are none.
     """
-    canonical = _canonical(weights, spec, head)
-    for index, prefix in enumerate(prefixes):
-        canonical |= _layer(weights, prefix, index)
-    return layer_runner(spec, canonical, target, name=name)
+    return layer_runner(spec, _canonical(weights, spec, prefix, head), target, name=name)
 
 
 def layer_runner(spec: ModelSpec, weights: Weights, target: ModelInfo, *, name: str) -> NativeRunner:
@@ -50,15 +41,14 @@ def layer_runner(spec: ModelSpec, weights: Weights, target: ModelInfo, *, name: 
     )  # fmt: skip
 
 
-def layer_spec(config: HeadConfig, weights: Weights, prefix: str, rows: int = UNUSED) -> ModelSpec:
-    """The shape of a head's decoder layers, with so many rows of a head behind them: a Llama's, or with norms of
-    queries and keys a Qwen3's.
+def layer_spec(config: HeadConfig, weights: Weights, prefix: str, rows: int = UNUSED, *, layers: int = 1) -> ModelSpec:
+    """The shape of a head's decoder layers, with so many rows of a head behind it: a Llama's, or with norms of queries
+    and keys a Qwen3's.
 
     Args:
         weights: of the head; those of the first layer begin with `prefix`.
     """
     declared: dict[str, Any] = {key: value for key, value in config.layer.items() if value is not None}
-    layers = config.num_layers if config.method in BLOCKS else 1
     kind = "qwen3" if f"{prefix}self_attn.q_norm.weight" in weights else "llama"
     defaults = {"model_type": kind, "num_hidden_layers": layers, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
     sizes = {"hidden_size": config.hidden_size, "vocab_size": rows, "tie_word_embeddings": False}
@@ -80,28 +70,30 @@ FUSED: Final = {
 }
 
 
-def _canonical(weights: Weights, spec: ModelSpec, head: torch.Tensor | None) -> Weights:
-    """What is before and behind the layers, by the decoder's names."""
-    empty = next(iter(weights.values())).new_zeros(UNUSED, spec.hidden_size)
+def _canonical(weights: Weights, spec: ModelSpec, prefix: str, head: torch.Tensor | None) -> Weights:
+    """The layers' weights by the decoder's names, out of Hugging Face's."""
+    empty = weights[f"{prefix}self_attn.o_proj.weight"].new_zeros(UNUSED, spec.hidden_size)
     canonical = {"embed.weight": empty, "head.weight": empty if head is None else head}
+    for layer in range(spec.num_layers):
+        canonical |= _of_layer(weights, prefix.replace("0", str(layer)), f"layers.{layer}.")
     if "norm.weight" in weights:
         canonical["final_norm.weight"] = weights["norm.weight"]
     return canonical
 
 
-def _layer(weights: Weights, prefix: str, index: int) -> Weights:
-    """A layer's weights by the decoder's names, out of Hugging Face's."""
+def _of_layer(weights: Weights, prefix: str, own: str) -> Weights:
+    """One layer's weights, whose names begin with `prefix`, by names that begin with `own`."""
     layer = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
     canonical = {}
     for name, parts in FUSED.items():
-        canonical[f"layers.{index}.{name}.weight"] = torch.cat([layer[f"{part}.weight"] for part in parts])
+        canonical[f"{own}{name}.weight"] = torch.cat([layer[f"{part}.weight"] for part in parts])
         biases = [
             layer.get(f"{part}.bias", layer[f"{part}.weight"].new_zeros(len(layer[f"{part}.weight"]))) for part in parts
         ]
         if any(f"{part}.bias" in layer for part in parts):
-            canonical[f"layers.{index}.{name}.bias"] = torch.cat(biases)
+            canonical[f"{own}{name}.bias"] = torch.cat(biases)
     for stored, name in RENAMED.items():
         for kind in ("weight", "bias"):
             if f"{stored}.{kind}" in layer:
-                canonical[f"layers.{index}.{name}.{kind}"] = layer[f"{stored}.{kind}"]
+                canonical[f"{own}{name}.{kind}"] = layer[f"{stored}.{kind}"]
     return canonical

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.models.heads.head_config import LAYER_KEYS, HeadConfig
+from paceline.models.heads.head_tensors import MASK_HIDDEN
 from paceline.utils import shortened
 
 Shapes = Mapping[str, Sequence[int]]
@@ -45,6 +47,8 @@ SHAPE: Final = ("target_hidden_size", "layer_types", "sliding_window")
 """Keys of a decoder layer that are checked."""
 
 NAMES: Final = {"lm_head.weight": "head.weight", "embed_tokens.weight": "embed.weight", "d2t": "draft_to_target"}
+LATER_NORM: Final = re.compile(r"layers\.[1-9]\d*\.hidden_norm\.weight")
+"""What vLLM keeps in every layer of P-EAGLE and uses in the first."""
 DROPPED: Final = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 """What formats with decoder layers call what a head shares with its target, and what says nothing that other tensors
 do not say.
@@ -159,13 +163,18 @@ def canonical_name(name: str) -> str | None:
     """The name of `tensors_of`, where layers are called `layers.N`; None for what is dropped."""
     while name.startswith("model."):
         name = name.removeprefix("model.")
-    return None if name in DROPPED else NAMES.get(name, name)
+    return None if name in DROPPED or LATER_NORM.fullmatch(name) else NAMES.get(name, name)
 
 
-def from_offsets(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with ids in the place of offsets: `d2t` holds how much larger the target's id is."""
-    offsets = weights.get("draft_to_target")
-    return weights if offsets is None else {**weights, "draft_to_target": torch.arange(len(offsets)) + offsets}
+def our_numbers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with ids in the place of offsets, for `d2t` holds how much larger the target's id is, and with the
+    axes of `tensors_of`.
+    """
+    if (offsets := weights.get("draft_to_target")) is not None:
+        weights = {**weights, "draft_to_target": torch.arange(len(offsets)) + offsets}
+    if (hidden := weights.get(MASK_HIDDEN)) is not None:
+        weights = {**weights, MASK_HIDDEN: hidden.view(1, 1, -1)}
+    return weights
 
 
 def foreign_tensors(config: HeadConfig, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -24,16 +24,29 @@ from paceline.models.heads.formats.base import (
     check_sizes,
     dtype_of,
     foreign_tensors,
-    from_offsets,
     layer_of,
     layers_as_model,
+    our_numbers,
     refuse_unread,
 )
-from paceline.models.heads.formats.eagle import LAYERS, THIRD, ids_of, residual_of, taps_of
+from paceline.models.heads.formats.eagle import (
+    LAYERS,
+    NORMS,
+    THIRD,
+    check_norms,
+    ids_of,
+    norms_of,
+    parallel_of,
+    residual_of,
+    taps_of,
+)
 from paceline.models.heads.head_config import BLOCKS, HeadConfig
 
 READ: Final = ("speculators_model_type", "speculators_version", "speculators_config", "embed_requires_grad",
                "transformer_layer_config")  # fmt: skip
+
+TYPES: Final = {"eagle3": "eagle3", "peagle": "p_eagle"}
+"""`speculators_model_type` -> our method, of those whose layers begin as EAGLE-3's."""
 
 BLOCK: Final = ("aux_hidden_state_layer_ids", "block_size", "mask_token_id", "sample_from_anchor",
                 "sliding_window_non_causal")  # fmt: skip
@@ -58,23 +71,23 @@ class SpeculatorsFormat(HeadFormat):
     """Of the `speculators` package."""
 
     name = "speculators"
-    methods = ("eagle3", *BLOCKS)
+    methods = (*TYPES.values(), *BLOCKS)
     whole = ("head.weight", "embed.weight")
 
     def matches(self, config: Found, shapes: Shapes) -> bool:
         return "speculators_model_type" in config
 
     def config_of(self, config: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
-        method = config["speculators_model_type"]
-        if method not in self.methods:
-            raise ConfigError(f"heads of type {method!r} are not supported; {', '.join(self.methods)} are")
-        return _block_config(config) if method in BLOCKS else _eagle3_config(config, num_layers)
+        kind = config["speculators_model_type"]
+        if kind not in (*TYPES, *BLOCKS):
+            raise ConfigError(f"heads of type {kind!r} are not supported; {', '.join((*TYPES, *BLOCKS))} are")
+        return _block_config(config) if kind in BLOCKS else _eagle3_config(config, shapes, num_layers)
 
     def canonical(self, name: str, config: HeadConfig) -> str | None:
         return canonical_name(name)
 
     def finish(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        return from_offsets(weights)
+        return our_numbers(weights)
 
     def written(
         self, config: HeadConfig, weights: Mapping[str, Tensor], target: HeadTarget
@@ -84,17 +97,17 @@ class SpeculatorsFormat(HeadFormat):
             raise self.lacks("blocks whose rows do not see those behind them")
         tokens = config.drafts_of_block if block else 3
         way = {"proposal_type": "greedy", "speculative_tokens": tokens, "verifier_accept_k": 1, "accept_tolerance": 0.0}
-        own = _block_keys(config) if block else {"norm_before_residual": config.norm_before_residual}
+        kind = {method: name for name, method in TYPES.items()}.get(config.method, config.method)
         return {
-            "architectures": [ARCHITECTURES[config.method]],
-            "speculators_model_type": config.method,
+            "architectures": [ARCHITECTURES[kind]],
+            "speculators_model_type": kind,
             "speculators_version": "0.9.0",
             "draft_vocab_size": config.draft_vocab_size,
             BLOCK[0] if block else LAYERS: ids_of(config),
-            **own,
+            **(_block_keys(config) if block else _eagle3_keys(config, weights)),
             "transformer_layer_config": layers_as_model(config, weights),
             "speculators_config": {
-                "algorithm": config.method,
+                "algorithm": kind,
                 "default_proposal_method": "greedy",
                 "proposal_methods": [way],
                 "verifier": {"name_or_path": target.name, "architectures": [target.kind]},
@@ -103,21 +116,40 @@ class SpeculatorsFormat(HeadFormat):
         }, dict(foreign_tensors(config, weights))
 
 
-ARCHITECTURES: Final = {"eagle3": "Eagle3Speculator", "dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
+ARCHITECTURES: Final = {
+    "eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator", "dflash": "DFlashSpeculator",
+    "dspark": "DSparkSpeculator",
+}  # fmt: skip
 
 
-def _eagle3_config(config: Found, num_layers: int) -> HeadConfig:
-    refuse_unread(config, (*SHAPE, *THIRD, *READ))
+def _eagle3_config(config: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+    """Of EAGLE-3 and P-EAGLE."""
+    parallel = config["speculators_model_type"] == "peagle"
+    refuse_unread(config, (*SHAPE, *THIRD, *READ, *NORMS, *(("mask_token_id", "norm_output") if parallel else ())))
     layer = _layer(config, {})
+    check_norms(config, shapes)
+    if parallel and config.get("embed_requires_grad", True) and "embed_tokens.weight" not in shapes:
+        raise ConfigError("embed_requires_grad=True, and there is no embed_tokens.weight that was trained")
     return HeadConfig(
-        method="eagle3",
+        method="p_eagle" if parallel else "eagle3",
         hidden_size=layer["hidden_size"],
         vocab_size=layer["vocab_size"],
         draft_vocab_size=config["draft_vocab_size"],
         taps=taps_of(config.get(LAYERS), None, num_layers),
         layer=layer_of(layer),
         norm_before_residual=residual_of(config),
+        **(parallel_of(config, layer) if parallel else {}),
     )
+
+
+def _eagle3_keys(config: HeadConfig, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    own: dict[str, Any] = {
+        "norm_before_residual": config.norm_before_residual,
+        **dict.fromkeys(norms_of(weights), True),
+    }
+    if config.method == "p_eagle":
+        own |= {"mask_token_id": config.mask_token_id, "embed_requires_grad": True}
+    return own
 
 
 def _block_config(config: Found) -> HeadConfig:
