@@ -42,8 +42,11 @@ from paceline.utils import in_turn, speedup, tokens_per_second
 PLAIN = "plain"
 SETS = ("spec-bench", "gsm8k", "humaneval", "mt-redundant")
 ROW_TOKENS = 640
-METHODS = ("eagle3", "p_eagle", "eagle", "mtp", "medusa", "hydra", "hydra++", "mlp_speculator", "draft_model", "pard")
-EAGLES = ("eagle", "eagle3", "p_eagle", "mtp")
+METHODS = (
+    *("eagle3", "p_eagle", "eagle", "mtp", "medusa", "hydra", "hydra++", "mlp_speculator", "dflash", "dspark"),
+    *("draft_model", "pard"),
+)
+EAGLES = ("eagle", "eagle3", "p_eagle", "mtp", "dflash", "dspark")
 """They grow EAGLE-2's trees; others have static trees of their own."""
 
 

@@ -1,15 +1,17 @@
-"""EAGLE-3 and P-EAGLE heads go to the `speculators` package and come back: the same draft logits there and here.
+"""EAGLE-3, P-EAGLE, DFlash and DSpark heads go to the `speculators` package and come back: the same draft logits there
+and here.
 
 usage: speculators_check.py HEAD [HEAD ...] --python PYTHON [--model smollm2] [--tokens 24] [--folder FOLDER]
 
-HEAD is a folder of `paceline train eagle3` or `p_eagle`; PYTHON an interpreter whose environment has speculators 0.9. A
-head is converted, loaded there, and given random states and tokens; its logits must be those of the head's layers here,
-in float32; likewise with `norm_before_residual`, with norms of queries and keys, and with norms before fc. Of P-EAGLE
-they are those of the package's pass over all tokens and the masks behind each, which are compared with one draft from
-each text here. A head that is made there with random weights and saved by the package is loaded here and compared in
-the same way. In the controls the exported file has another fc, or for P-EAGLE another `mask_hidden`, and must not
-agree. Results: `results/speculators.json`, beside what it holds of the other method; exits with 1 where something
-differs.
+HEAD is a folder of `paceline train eagle3`, `p_eagle`, `dflash` or `dspark`; PYTHON an interpreter whose environment
+has speculators 0.9. A head is converted, loaded there, and given random states and tokens; its logits must be those of
+the head's layers here, in float32; likewise in other forms: with `norm_before_residual`, norms of queries and keys,
+norms before fc; DFlash whose first row drafts; DSpark of every `markov_head_type`. Of P-EAGLE they are those of
+the package's pass over all tokens and the masks behind each, which are compared with one draft from each text here; of
+a block those of all rows that draft, behind random tokens, and of DSpark the confidence too. A head that is made there
+with random weights and saved by the package is loaded here and compared in the same way. In the controls the exported
+file has another fc, or for P-EAGLE another `mask_hidden`, and must not agree. Results: `results/speculators.json`,
+beside what it holds of the other methods; exits with 1 where something differs.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ from paceline.drafters import Context
 from paceline.drafters.heads.feature_drafts import FeatureState
 from paceline.drafters.heads.parallel_drafts import ParallelDrafts
 from paceline.drafters.heads.tapped_states import TappedStates
-from paceline.models.heads import HeadConfig, read_head, write_head
-from paceline.models.runners import FeatureHead
+from paceline.models.heads import MARKOV_HEADS, HeadConfig, read_head, tensors_of, write_head
+from paceline.models.runners import BlockHead, FeatureHead
 from paceline.training import convert
 from paceline.tree import TokenTree
 
@@ -90,11 +92,59 @@ print(json.dumps({"speculators": version("speculators"), "transformers": version
                   "torch": torch.__version__}))
 """
 
+THERE_BLOCK = """
+import json, sys
+import torch, transformers
+from importlib import import_module
+from importlib.metadata import version
+from safetensors.torch import load_file, save_file
+given = json.loads(sys.argv[1])
+kind = {"dflash": "DFlash", "dspark": "DSpark"}[given["method"]]
+package = import_module("speculators.models." + given["method"])
+config = getattr(package, kind + "SpeculatorConfig").from_pretrained(given["head"])
+config.transformer_layer_config._attn_implementation = "eager"
+config.speculators_config.verifier.name_or_path = given["verifier"]
+model = getattr(package, kind + "DraftModel").from_pretrained(given["head"], config=config).float().eval()
+if given.get("made"):
+    torch.manual_seed(1)
+    for name, one in model.named_parameters():
+        if name not in ("lm_head.weight", "embed_tokens.weight") and "verifier" not in name:
+            with torch.no_grad():
+                noise = torch.randn_like(one)
+                one.copy_(1 + 0.1 * noise if one.ndim == 1 else noise / one.shape[-1] ** 0.5)
+    model.save_pretrained(given["made"])
+inputs, found = load_file(given["inputs"]), {}
+states, tokens = inputs["states"][None], inputs["tokens"][None]
+zeros = torch.zeros_like(tokens)
+with torch.no_grad():
+    anchor, size = int(given["anchor"]), config.block_size
+    wanted = zeros.clone()
+    wanted[0, anchor] = 1
+    hidden, logits, _, _, at = model._backbone_forward(
+        states, tokens, wanted, torch.zeros(1, tokens.shape[1], model.hidden_size), zeros, max_anchors=1
+    )
+    found["logits"] = logits[0]
+    if kind == "DSpark":
+        block = tokens[0, at].view(1, size)
+        before = block if config.sample_from_anchor else torch.cat([block[:, :1], block[:, :-1]], 1)
+        e = model.markov_head.prev_embeddings(before)
+        h = hidden.view(1, size, -1)
+        found["logits"] += model.markov_head.block_bias(prev_token_ids=before, hidden_states=h, prev_emb=e)[0]
+        read = torch.cat([h, e], -1) if config.confidence_head_with_markov else h
+        found["confidence"] = model.confidence_head(read).view(-1)
+    if not config.sample_from_anchor:
+        found = {name: one[1:] for name, one in found.items()}
+save_file({name: one.contiguous() for name, one in found.items()}, given["out"])
+print(json.dumps({"speculators": version("speculators"), "transformers": version("transformers"),
+                  "torch": torch.__version__}))
+"""
+
 
 def there(python: str, **given: Any) -> dict[str, str]:
     """Run the package on a head; its versions."""
+    script = THERE_BLOCK if given["method"] in ("dflash", "dspark") else THERE
     done = subprocess.run(
-        [python, "-c", THERE, json.dumps({key: str(value) for key, value in given.items()})],
+        [python, "-c", script, json.dumps({key: str(value) for key, value in given.items()})],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
@@ -103,18 +153,40 @@ def there(python: str, **given: Any) -> dict[str, str]:
     return versions
 
 
-def here(llm: LLM, head: Path, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """Logits of the head's layers: (n, v) of every text that ends with one of the tokens (n,), or of P-EAGLE the rows
-    of `predicted`.
+Rows = dict[str, torch.Tensor]
+"""Logits (n, v), and of DSpark (n,) what the confidence is the sigmoid of."""
+
+
+def here(llm: LLM, head: Path, tokens: torch.Tensor, states: torch.Tensor, anchor: int) -> Rows:
+    """Those of the head's layers: of every text that ends with one of the tokens (n,), of P-EAGLE the rows of
+    `predicted`, of a block those that draft.
     """
+    config, weights = read_head(head, llm.runner.info)
+    if config.method in ("dflash", "dspark"):
+        return of_block(BlockHead(config, weights, llm.runner, name=str(head)), tokens, states, anchor)
     made = FeatureHead.load(head, llm.runner, ["eagle3", "p_eagle"])
     if made.mask is not None:
-        return predicted(made, tokens, states)
+        return {"logits": predicted(made, tokens, states)}
     tree = TokenTree.chain([0] * (len(tokens) - 1))
     result = made.step(
         [made.open()], [tree], [0], tokens=tokens.tolist(), states=made.joined(states), picked=range(len(tokens))
     )
-    return result.logits.float()
+    return {"logits": result.logits.float()}
+
+
+def of_block(head: BlockHead, tokens: torch.Tensor, states: torch.Tensor, anchor: int) -> Rows:
+    """The rows of a block behind the tokens up to its anchor, with tokens as they are before each place."""
+    cache = head.open()
+    head.inject([cache], [anchor], states[:anchor])
+    rows = head.run([cache], tokens[anchor : anchor + 1].tolist(), head.depths)
+    memory, logits, confidence = head.heads.begin(rows.states[:, 0]), [], []
+    for k in range(head.depths):
+        step = head.heads.step(tokens[anchor + k : anchor + k + 1], rows.states[:, k], memory)
+        memory = step.memory
+        logits.append(rows.logits[:, k] if step.bias is None else rows.logits[:, k] + step.bias)
+        if step.confidence is not None:
+            confidence.append(step.confidence.logit())
+    return {"logits": torch.cat(logits).float()} | ({"confidence": torch.cat(confidence)} if confidence else {})
 
 
 def predicted(head: FeatureHead, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -130,9 +202,10 @@ def predicted(head: FeatureHead, tokens: torch.Tensor, states: torch.Tensor) -> 
     return torch.cat([torch.stack([row[depth] for row in rows if len(row) > depth]) for depth in range(DEPTHS)])
 
 
-def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Of logits, in standard deviations."""
-    return float((a - b).abs().max() / b.std())
+def distance(a: Rows, b: Rows) -> float:
+    """Largest one of what both hold, in standard deviations."""
+    assert a.keys() == b.keys(), (a.keys(), b.keys())
+    return max(float((a[name] - b[name]).abs().max() / b[name].std()) for name in a)
 
 
 def emptied(folder: Path) -> Path:
@@ -148,23 +221,23 @@ def measured(given: argparse.Namespace, llm: LLM, head: Path, folder: Path) -> t
     ours = convert(llm, head, "speculators", emptied(folder / "ours"))
     torch.manual_seed(0)
     tokens, width = torch.randint(info.vocab_size, (given.tokens,)), len(config.taps) * config.hidden_size
-    states = torch.randn(given.tokens, width)
+    states, anchor = torch.randn(given.tokens, width), given.tokens - (config.block_size or 0) - 2
     save_file({"tokens": tokens, "states": states}, folder / "inputs")
     same = {
         "inputs": folder / "inputs", "out": folder / "out", "verifier": llm.folder, "method": config.method,
-        "depths": DEPTHS,
+        "depths": DEPTHS, "anchor": anchor,
     }  # fmt: skip
 
     versions = there(given.python, head=ours, **same)
-    mine = here(llm, head, tokens, states)
-    found = {"ours there": distance(load_file(folder / "out")["logits"], mine)}
-    for form, changed, more in forms(config):
-        other, fresh = write_head(folder / form, changed, weights | more), emptied(folder / f"{form} there")
+    mine = here(llm, head, tokens, states, anchor)
+    found = {"ours there": distance(load_file(folder / "out"), mine)}
+    for form, changed, own in forms(config, weights):
+        other, fresh = write_head(folder / form, changed, own), emptied(folder / f"{form} there")
         there(given.python, head=convert(llm, other, "speculators", fresh), **same)
-        found[f"ours there, {form}"] = distance(load_file(folder / "out")["logits"], here(llm, other, tokens, states))
+        found[f"ours there, {form}"] = distance(load_file(folder / "out"), here(llm, other, tokens, states, anchor))
 
     there(given.python, head=ours, made=folder / "theirs", **same)
-    found["theirs here"] = distance(here(llm, folder / "theirs", tokens, states), load_file(folder / "out")["logits"])
+    found["theirs here"] = distance(here(llm, folder / "theirs", tokens, states, anchor), load_file(folder / "out"))
 
     tensors = load_file(ours / "model.safetensors")
     controls = {"control": tensors | {"fc.weight": tensors["fc.weight"].roll(1, 0)}}
@@ -173,24 +246,41 @@ def measured(given: argparse.Namespace, llm: LLM, head: Path, folder: Path) -> t
     for control, changed_tensors in controls.items():
         save_file(changed_tensors, ours / "model.safetensors", metadata={"format": "pt"})
         there(given.python, head=ours, **same)
-        found[control] = distance(load_file(folder / "out")["logits"], mine)
+        found[control] = distance(load_file(folder / "out"), mine)
     return config.method, {
         "versions": versions, "tokens": given.tokens, "layers": config.num_layers,
         "largest difference in standard deviations": found,
     }  # fmt: skip
 
 
-def forms(config: HeadConfig) -> list[tuple[str, HeadConfig, dict[str, torch.Tensor]]]:
-    """Heads of other forms: name, config, and tensors beside the head's own."""
+Tensors = dict[str, torch.Tensor]
+
+
+def forms(config: HeadConfig, weights: Tensors) -> list[tuple[str, HeadConfig, Tensors]]:
+    """Heads of other forms: name, config, and tensors, random ones beside the head's own where the form has more."""
+    if config.method == "dflash":
+        return [("the first row drafts", replace(config, sample_from_anchor=True), weights)]
+    if config.method == "dspark":
+        kinds = [(kind, replace(config, markov_head_type=kind)) for kind in MARKOV_HEADS]
+        apart = replace(config, confidence_head_with_markov=False, sample_from_anchor=False)
+        kinds.append(("confidence of the state alone, the first row drafts nothing", apart))
+        return [(name, own, drawn(own, weights)) for name, own in kinds]
     at = [f"layers.{layer}.self_attn.{name}_norm.weight" for layer in range(config.num_layers) for name in "qk"]
     width, taps = config.hidden_size, len(config.taps)
     each = {f"fc_norm.{tap}.weight": 1 + torch.rand(width) for tap in range(taps)}
     return [
-        ("norm before residual", replace(config, norm_before_residual=True), {}),
-        ("a layer of Qwen3's form", config, {name: 1 + torch.rand(config.head_dim) for name in at}),
-        ("norm before fc", config, {"input_norm.weight": 1 + torch.rand(taps * width)}),
-        ("norms of each state before fc", config, each),
+        ("norm before residual", replace(config, norm_before_residual=True), weights),
+        ("a layer of Qwen3's form", config, weights | {name: 1 + torch.rand(config.head_dim) for name in at}),
+        ("norm before fc", config, weights | {"input_norm.weight": 1 + torch.rand(taps * width)}),
+        ("norms of each state before fc", config, weights | each),
     ]
+
+
+def drawn(config: HeadConfig, weights: Tensors) -> Tensors:
+    """The weights, with heads of random numbers, as many as the config says."""
+    kept = {name: one for name, one in weights.items() if not name.startswith(("markov_head", "confidence_head"))}
+    more = [one for one in tensors_of(config) if one.name.startswith(("markov_head", "confidence_head"))]
+    return kept | {one.name: torch.randn(one.shape) / one.shape[-1] ** 0.5 for one in more}
 
 
 def main() -> None:

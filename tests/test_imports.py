@@ -36,7 +36,7 @@ FLOORS = (
     {"models.runners"},
     {"models.weight_plan"},
     {"models.load"},
-    {"models.denoiser_loading", "models.source_draft_loading"},
+    {"models.denoiser_loading", "models.source_draft_loading", "models.stored_rows"},
 )
 """What `models` is made of, lowest first, with `checkpoints` between: each imports those of lower floors alone."""
 ALLOWED: dict[str, set[str]] = {

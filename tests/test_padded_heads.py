@@ -20,6 +20,7 @@ from paceline.training import convert
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 LAYER = {"num_attention_heads": 2, "intermediate_size": 96, "max_position_embeddings": 128}
+BLOCK = {"layer": LAYER, "taps": (0, 1), "num_layers": 2, "block_size": 3, "mask_token_id": 9}
 METHODS: dict[str, dict[str, Any]] = {
     "medusa": {"num_heads": 2},
     "hydra": {"num_heads": 2},
@@ -27,6 +28,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "eagle3": {"layer": LAYER, "taps": (0, 1, 2)},
     "p_eagle": {"layer": LAYER, "taps": (0, 1, 2), "mask_token_id": 3},
     "mlp_speculator": {"num_heads": 2, "inner_size": 32},
+    "dflash": BLOCK,
+    "dspark": BLOCK | {"markov_rank": 8, "sample_from_anchor": True},
 }
 FORMATS = [
     ("medusa", "medusa", False),
@@ -39,6 +42,9 @@ FORMATS = [
     ("p_eagle", "speculators", True),
     ("eagle3", "speculators", False),
     ("mlp_speculator", "mlp_speculator", False),
+    ("dflash", "dflash", False),
+    ("dspark", "deepspec", False),
+    ("dspark", "speculators", True),
 ]
 
 
@@ -99,6 +105,8 @@ def test_other_engines_get_as_many_rows_as_the_target_has(
     for name in [one for one in weights if one in ("embed.weight", "layers.0.input_layernorm.weight")]:
         if method in ("hydra", "eagle") and (method, name) != ("eagle", "embed.weight"):
             weights.pop(name)  # which the format has no place for
+    if to == "dflash":
+        weights = {name: one for name, one in weights.items() if name not in ("head.weight", "embed.weight")}
     if reduced:
         weights["draft_to_target"] = torch.arange(40, 120)
     head = written_head(own, weights)

@@ -141,6 +141,9 @@ class ToyModels:
         """The last id of the draft's, which the target has too where it has as many."""
         return self.draft.info.vocab_size - 1
 
+    def embedding_of(self, token: int) -> torch.Tensor:
+        raise AssertionError(f"toys have no files to read token {token} from")
+
     def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Any:
         self.opened.append((quantization, head_rows))
         return self._trimmed(self.draft, head_rows)

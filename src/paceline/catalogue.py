@@ -40,7 +40,7 @@ class Entry:
     published: Mapping[str, Any] = field(default_factory=lambda: {"num_speculative_tokens": 5})
 
 
-LEARNED_HEADS = ("dflash",)
+LEARNED_HEADS = ("dflash2",)
 """Methods of vLLM and of papers whose heads are not read here; none may be taken for another name."""
 
 DRAFTERS: Mapping[str, Entry] = {
@@ -250,6 +250,22 @@ DRAFTERS: Mapping[str, Entry] = {
         ("taps", "a model with a module for multi-token prediction, or one trained for it"),
         "FastMTP: accelerating LLM inference with enhanced multi-token prediction (arXiv:2509.18362)",
         published={"num_speculative_tokens": 3},
+    ),
+    "dflash": Entry(
+        "paceline.drafters.heads.dflash:DFlashDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "a network trained for the target"),
+        "DFlash: block diffusion for flash speculative decoding (arXiv:2602.06036)",
+        published={"num_speculative_tokens": 15},
+    ),
+    "dspark": Entry(
+        "paceline.drafters.heads.dflash:DSparkDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "a network trained for the target"),
+        "DSpark (arXiv:2607.05147)",
+        published={"num_speculative_tokens": 7},
     ),
     "lookahead": Entry(
         "paceline.drafters.lookup.lookahead:LookaheadDrafter",
@@ -575,6 +591,8 @@ TRAINERS: Mapping[str, Entry] = {
     "eagle3": Entry("paceline.training.eagle3:Eagle3Trainer", "head", paper="EAGLE-3 (arXiv:2503.01840)"),
     "eagle": Entry("paceline.training.eagle:EagleTrainer", "head", paper="EAGLE (arXiv:2401.15077)"),
     "mtp": Entry("paceline.training.mtp:MtpTrainer", "head", paper="FastMTP (arXiv:2509.18362)"),
+    "dflash": Entry("paceline.training.dflash:DFlashTrainer", "head", paper="DFlash (arXiv:2602.06036)"),
+    "dspark": Entry("paceline.training.dspark:DSparkTrainer", "head", paper="DSpark (arXiv:2607.05147)"),
     "hydra++": Entry("paceline.training.hydra:HydraPlusTrainer", "head", paper="Hydra++ (arXiv:2402.05109)"),
     "hydra": Entry("paceline.training.hydra:HydraTrainer", "head", paper="Hydra (arXiv:2402.05109)"),
     "medusa": Entry("paceline.training.medusa:MedusaTrainer", "head", paper="Medusa-1 (arXiv:2401.10774)"),

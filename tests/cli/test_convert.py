@@ -37,10 +37,7 @@ def test_medusa_goes_to_vllm_with_its_rows_and_comes_back(run: Command, tmp_path
 @pytest.mark.parametrize(
     ("to", "line"),
     [
-        (
-            "speculators",
-            "a head of method 'hydra' has no form in the format 'speculators', which holds eagle3 and p_eagle; write ",
-        ),
+        ("speculators", "a head of method 'hydra' has no form in the format 'speculators', which holds eagle3 and "),
         ("hydra", "the format 'hydra' has no place for a reduced vocabulary; write 'paceline', or another format"),
         ("gguf", "to must be one of paceline, speculators, "),
     ],

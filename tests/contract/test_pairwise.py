@@ -65,6 +65,8 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "eagle3": lambda llm, folder: {"model": head(llm, "eagle3"), "tree_policy": "eagle2"},
     "p_eagle": lambda llm, folder: {"model": head(llm, "p_eagle"), "tree_width": 2},
     "mtp": lambda llm, folder: {"model": head(llm, "mtp")},
+    "dflash": lambda llm, folder: {"model": head(llm, "dflash")},
+    "dspark": lambda llm, folder: {"model": head(llm, "dspark"), "confidence_threshold": 0.4, "tree_width": 2},
     "layer_skip": lambda llm, folder: {"resume_verification": True},
     "del": lambda llm, folder: {"resume_verification": True},
     "diffuspec": lambda llm, folder: {"model": denoiser(folder)},

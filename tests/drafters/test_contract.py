@@ -64,7 +64,21 @@ MEDUSA, HYDRA, HYDRA_PLUS, MLP = (
         for name, tokens, seed, more in PATHS
     )
 )
-STAND_INS = (ADAPTER, MUTE, MEDUSA, HYDRA, HYDRA_PLUS, MLP, EAGLE, EAGLE3, P_EAGLE, MTP)
+BLOCK = {"layer": LAYER, "taps": (0, 2), "num_layers": 2, "block_size": 4, "mask_token_id": 6}
+MARKOV = {"markov_rank": 3, "enable_confidence_head": True, "confidence_head_with_markov": True}
+BLOCKS: list[tuple[Any, int, int, dict[str, Any]]] = [
+    ("dflash", VOCAB, 7, BLOCK),
+    ("dspark", 9, 0, BLOCK | MARKOV | {"sample_from_anchor": True}),
+    ("dspark", VOCAB, 0, BLOCK | MARKOV | {"markov_head_type": "rnn"}),
+]
+DFLASH, DSPARK, DSPARK_RNN = (
+    written_head(own, head_weights(own, shared=False, seed=seed))
+    for own, seed in (
+        (HeadConfig(method=name, hidden_size=8, vocab_size=VOCAB, draft_vocab_size=tokens, **more), seed)
+        for name, tokens, seed, more in BLOCKS
+    )
+)
+STAND_INS = (ADAPTER, MUTE, MEDUSA, HYDRA, HYDRA_PLUS, MLP, EAGLE, EAGLE3, P_EAGLE, MTP, DFLASH, DSPARK, DSPARK_RNN)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
 TENANTS = ("", "tenant 0", "tenant 1")
@@ -235,6 +249,19 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": P_EAGLE, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
     ],
     "mtp": [{"model": MTP}, {"model": MTP, "tree_policy": "eagle2", "tree_width": 3}],
+    "dflash": [
+        {"model": DFLASH},
+        {"model": DFLASH, "tree_width": 3, "draft_context": None},
+        {"model": DFLASH, "tree_policy": "dyspec", "num_speculative_tokens": 2},
+        {"model": DFLASH, "draft_sample_method": "greedy"},
+    ],
+    "dspark": [
+        {"model": DSPARK},
+        {"model": DSPARK, "tree_policy": "rsd_c", "tree_width": [2, 2, 1], "confidence_threshold": 0.2},
+        {"model": DSPARK_RNN, "confidence_threshold": 0.1},
+        {"model": DSPARK_RNN, "tree_policy": "dyspec", "confidence_threshold": 0.2},
+        {"model": DSPARK_RNN, "tree_policy": "eagle2", "tree_width": 3},
+    ],
     "copyspec": [{}, {"copyspec_gamma": 2, "num_speculative_tokens": 2}, {"copyspec_gamma": 1}],
     "token_recycling": [{}, {"num_speculative_tokens": 2}],
     "prediction": [{}, {"num_speculative_tokens": 2}],

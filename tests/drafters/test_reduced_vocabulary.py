@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from contract.worlds import PROMPT, SEED, VOCAB, engine, letters, target, verifier
-from drafters.test_contract import LAYER, PARALLEL, PATHS, VARIANTS
+from drafters.test_contract import BLOCK, LAYER, MARKOV, PARALLEL, PATHS, VARIANTS
 from engine.harness import run
 from tiny_checkpoint import write
 from tools.enumerate_draws import Choices
@@ -49,6 +49,7 @@ HEADS = {name: head_of(name, num_heads=3, **more) for name, _, _, more in PATHS}
 HEADS |= {"eagle": head_of("eagle", layer=LAYER), "eagle3": head_of("eagle3", layer=LAYER, taps=(0, 1, 3))}
 HEADS["p_eagle"] = head_of("p_eagle", layer=LAYER, **PARALLEL)
 HEADS["eagle2"] = HEADS["eagle"]
+HEADS |= {"dflash": head_of("dflash", **BLOCK), "dspark": head_of("dspark", **BLOCK, **MARKOV)}
 MODELS = (
     "draft_model",
     "pearl",

@@ -48,7 +48,10 @@ NEEDS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
         ("eagle", "eagle2"), lambda target, folder: {"model": random_head("eagle", WIDTH, VOCAB, heads=9, tokens=8000)}
     ),
     "eagle3": lambda target, folder: {"model": random_head("eagle3", WIDTH, VOCAB, heads=9, tokens=8000)},
-    "p_eagle": lambda target, folder: {"model": random_head("p_eagle", WIDTH, VOCAB, heads=9, tokens=8000)},
+    **{
+        name: lambda target, folder, name=name: {"model": random_head(name, WIDTH, VOCAB, heads=9, tokens=8000)}
+        for name in ("p_eagle", "dflash", "dspark")
+    },
     "kangaroo": lambda target, folder: {
         "model": written_adapter(adapter_weights(WIDTH), WIDTH, heads=9),
         "draft_stop_threshold": 0.0,

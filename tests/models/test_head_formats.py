@@ -272,7 +272,7 @@ def test_what_a_format_has_no_place_for_is_named() -> None:
     for own, weights, to, match in cases:
         with pytest.raises(ConfigError, match=match):
             writer(to, own.method).written(own, weights, HeadTarget("", ""))
-    with pytest.raises(ConfigError, match="'speculators', which holds eagle3 and p_eagle; write hydra"):
+    with pytest.raises(ConfigError, match="'speculators', which holds eagle3 and p_eagle and dflash and dspark; write"):
         writer("speculators", "hydra")
 
 

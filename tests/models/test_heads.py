@@ -14,7 +14,7 @@ from benchmarks.stand_ins import head_weights
 from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models import ModelInfo
 from paceline.models.heads import HeadConfig, read_head, tensors_of, write_head
-from paceline.models.heads.head_config import HEAD_METHODS, SINGLE, TAPPED, WITH_LAYER
+from paceline.models.heads.head_config import BLOCKS, HEAD_METHODS, SINGLE, TAPPED, WITH_LAYER
 
 LAYER = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 12, "max_position_embeddings": 64}
 INFO = ModelInfo(
@@ -40,7 +40,12 @@ def config(method: Any = "eagle", **more: Any) -> HeadConfig:
         given["taps"] = (0, 1, 3)
     if method == "p_eagle":
         given |= {"mask_token_id": 7, "num_layers": 2}
-    if method not in SINGLE:
+    if method in BLOCKS:
+        given |= {"taps": (-1, 2), "num_layers": 2, "block_size": 4, "mask_token_id": 3}
+    if method == "dspark":
+        given |= {"markov_rank": 3, "markov_head_type": "gated", "sample_from_anchor": True}
+        given |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
+    if method not in (*SINGLE, *BLOCKS):
         given |= {"num_heads": 3, "num_layers": 2}
     if method == "mlp_speculator":
         given["inner_size"] = 6

@@ -34,6 +34,7 @@ from paceline.models import (
     memory_of,
     resolve_device,
     source_draft_target,
+    stored_embedding,
 )
 from paceline.models.runners import SourceDraftRunner
 
@@ -261,6 +262,14 @@ class DraftModels:
             CheckpointError: nothing to load there, or a mask token that is no id.
         """
         return mask_token(read_config(resolve(model, code=self._trust)), model)
+
+    def embedding_of(self, token: int) -> torch.Tensor:
+        """See `drafters.base.Models.embedding_of`.
+
+        Raises:
+            CheckpointError: the target's files have no such row.
+        """
+        return stored_embedding(self.folder, token, self.info)
 
     def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Runner:
         """The target with rounded weights, read again from its files.

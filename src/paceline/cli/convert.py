@@ -16,7 +16,10 @@ def command(
     head: Annotated[str, typer.Argument(help="Folder or hub id of a head, in any format that can be read.")],
     *,
     to: Annotated[
-        str, typer.Option("--to", help="paceline, speculators, eagle, medusa, medusa_vllm, hydra or mlp_speculator.")
+        str,
+        typer.Option(
+            "--to", help="paceline, speculators, dflash, deepspec, eagle, medusa, medusa_vllm, hydra or mlp_speculator."
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the files go.")],
     flag_values: dict[str, Any],

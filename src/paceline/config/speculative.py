@@ -67,8 +67,13 @@ MTP_NAMES: Final = frozenset(
 )
 """vLLM's names of method "mtp" for one family of models each."""
 
-OTHER_NAMES: Final = {**dict.fromkeys(MTP_NAMES, "mtp"), "peagle": "p_eagle"}
-"""Names of vLLM and of the `speculators` package -> our method."""
+OTHER_NAMES: Final = {
+    **dict.fromkeys(MTP_NAMES, "mtp"),
+    "peagle": "p_eagle",
+    "DFLASH": "dflash",
+    "DSPARK": "dspark",
+}
+"""Names of vLLM, SGLang and the `speculators` package -> our method."""
 
 NAMED: Final = 8
 """Most options, and most keys of all methods, that a message names where none is close."""

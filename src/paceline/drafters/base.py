@@ -129,6 +129,11 @@ class Models(Protocol):
     def mask_token_of(self, model: str) -> int | None:
         """The mask token of another checkpoint, a parallel draft model; None where its config.json names none."""
 
+    def embedding_of(self, token: int) -> torch.Tensor:
+        """(hidden,) the embedding of a token in the target's files, which may be one that they have a row for and that
+        is no token, such as a mask.
+        """
+
     def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Runner:
         """The target with rounded weights, "int8" or "int4", made from its own files."""
 

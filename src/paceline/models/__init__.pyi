@@ -63,3 +63,4 @@ from .spec import PositionSpec as PositionSpec
 from .spec import RelativeBiasSpec as RelativeBiasSpec
 from .spec import RopeSpec as RopeSpec
 from .state.free_memory import available as available
+from .stored_rows import stored_embedding as stored_embedding

@@ -17,6 +17,7 @@ from paceline.models.heads import (
     drafted_rows,
     read_head,
     target_rows,
+    token_rows,
     write_folder,
     write_head,
     writer,
@@ -60,7 +61,7 @@ def convert(llm: LLM, head: str | Path, to: str, output: str | Path) -> Path:
         weights["embed.weight"] = llm.runner.embed(range(info.vocab_size))  # type: ignore[attr-defined]
     config, weights = _padded(config, weights, info.stored_rows or info.vocab_size)
     kind = read_config(llm.folder).get("architectures", ["LlamaForCausalLM"])[0]
-    written_config, tensors = form.written(config, weights, HeadTarget(str(info.name), kind))
+    written_config, tensors = form.written(config, weights, HeadTarget(str(info.name), kind, info.num_layers))
     return write_folder(output, written_config, tensors)
 
 
@@ -73,7 +74,7 @@ def _padded(
 
     def fits(name: str, tensor: torch.Tensor) -> torch.Tensor:
         drafted = drafted_rows(name) and not reduced
-        missing = rows - len(tensor) if drafted or "embed" in name.split(".") else 0
+        missing = rows - len(tensor) if drafted or token_rows(name) else 0
         return torch.cat((tensor, tensor[:1].expand(missing, *tensor.shape[1:]))) if missing else tensor
 
     return padded_config, {name: fits(name, tensor) for name, tensor in weights.items()}

@@ -133,6 +133,7 @@ class Growth(ABC):
         trials: parent -> drawn trials. fed: node -> its place among the inputs that were fed.
         front: nodes whose rows are wanted next; none when the tree is done.
         level: levels that have children or were asked for.
+        ended: nodes that get no children, whatever their rows say.
     """
 
     state: HasContext
@@ -149,14 +150,17 @@ class Growth(ABC):
     fed: dict[int, int] = field(default_factory=dict)
     front: list[int] = field(default_factory=lambda: [ROOT])
     level: int = 0
+    ended: set[int] = field(default_factory=set)
 
     @abstractmethod
     def expand(self, weights_fv: torch.Tensor) -> None:
         """Use the front's rows, log-weights (front, v) whose softmax is q, and choose the next front."""
 
     def rows(self, logits: torch.Tensor) -> torch.Tensor:
-        """(front, v) log-weights under the request's rules."""
-        return weights(self.state.context, logits, [self.path_of(node) for node in self.front])
+        """(front, v) log-weights under the request's rules; -inf alone behind nodes that have ended."""
+        rows = weights(self.state.context, logits, [self.path_of(node) for node in self.front])
+        ended = [i for i, node in enumerate(self.front) if node in self.ended]
+        return rows.index_fill(0, torch.tensor(ended, device=rows.device), -torch.inf) if ended else rows
 
     def path_of(self, node: int) -> tuple[int, ...]:
         """Tokens after the root up to and with the node; none for ROOT."""

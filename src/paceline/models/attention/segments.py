@@ -70,6 +70,7 @@ class Segment:
         memory: what the rows see of their source; None where there is none.
         recurrent: the states of the sequence's mixers; None where the model has none.
         known: a chunk of known tokens, all of which will be committed.
+        two_sided: rows see those behind them, so that one pass feeds all of them.
     """
 
     cache: NativeCache
@@ -79,6 +80,7 @@ class Segment:
     memory: CrossMemory | None = None
     recurrent: RecurrentPart | None = None
     known: bool = False
+    two_sided: bool = False
 
     @property
     def rows(self) -> int:
@@ -129,6 +131,12 @@ def chunk(state: State, rows: int) -> Segment:
     cache.reserve(rows)
     cache.scratch = 0
     return Segment(cache, rows, memory=memory_of_source(state), recurrent=states_of(state), known=True)
+
+
+def seeing_each_other(segment: Segment) -> Segment:
+    """The same inputs one behind the other, each of which sees all of them."""
+    shape = TreeShape(np.arange(segment.slots), np.ones((segment.slots, segment.slots), np.bool_))
+    return replace(segment, tree=shape, two_sided=True)
 
 
 def tree_segment(state: State, tree: TokenTree, done: int) -> Segment:
@@ -205,6 +213,9 @@ def split_into_passes(segments: Sequence[Segment], most: int) -> list[list[Segme
     room = most
     for segment in segments:
         at = segment.done
+        if segment.two_sided and room < segment.rows:
+            passes.append([])
+            room = most
         while at < segment.slots:
             if room == 0:
                 passes.append([])

@@ -1,13 +1,16 @@
 from .formats.base import HeadTarget as HeadTarget
 from .formats.known import WRITTEN as WRITTEN
 from .formats.known import writer as writer
+from .head_config import MARKOV_HEADS as MARKOV_HEADS
 from .head_config import HeadConfig as HeadConfig
 from .head_config import HeadMethod as HeadMethod
+from .head_config import block_taps as block_taps
 from .head_files import read_head as read_head
 from .head_files import write_folder as write_folder
 from .head_files import write_head as write_head
 from .head_tensors import drafted_rows as drafted_rows
 from .head_tensors import tensors_of as tensors_of
+from .head_tensors import token_rows as token_rows
 from .hydra_head import HydraHead as HydraHead
 from .medusa_head import MedusaHead as MedusaHead
 from .mlp_speculator_head import MLPSpeculatorHead as MLPSpeculatorHead

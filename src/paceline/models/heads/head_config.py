@@ -8,15 +8,23 @@ from typing import Any, Final, Literal, get_args
 
 from paceline.utils import choice, integer, need, reject_unknown
 
-HeadMethod = Literal["medusa", "hydra", "hydra++", "eagle", "eagle3", "p_eagle", "mtp", "mlp_speculator"]
+HeadMethod = Literal[
+    "medusa", "hydra", "hydra++", "eagle", "eagle3", "p_eagle", "mtp", "mlp_speculator", "dflash", "dspark"
+]
 HEAD_METHODS: Final[tuple[str, ...]] = get_args(HeadMethod)
 
-WITH_LAYER: Final = ("hydra++", "eagle", "eagle3", "p_eagle", "mtp")
+BLOCKS: Final = ("dflash", "dspark")
+"""Methods with decoder layers that make all drafts in one pass over a block."""
+
+WITH_LAYER: Final = ("hydra++", "eagle", "eagle3", "p_eagle", "mtp", *BLOCKS)
 SINGLE: Final = ("eagle", "eagle3", "p_eagle", "mtp")
-"""Methods with a decoder layer, and those of them that have one head, which drafts all tokens."""
+"""Methods with decoder layers, and those of them that have one head, which drafts all tokens."""
 
 TAPPED: Final = ("eagle3", "p_eagle")
-"""Methods that read several layers of the target."""
+"""Those of EAGLE that read several layers of the target, as BLOCKS do."""
+
+MARKOV_HEADS: Final = ("vanilla", "gated", "rnn")
+"""Kinds of dspark's correction by the tokens drafted before, as `markov_head_type` names them."""
 
 LAYER_KEYS: Final = (
     "num_attention_heads",
@@ -33,8 +41,14 @@ LAYER_KEYS: Final = (
 
 NEEDED_KEYS: Final = ("num_attention_heads", "intermediate_size", "max_position_embeddings")
 
+SWITCHES: Final = (
+    *("normed", "norm_before_residual", "tie_weights", "scale_input", "causal", "sample_from_anchor"),
+    *("enable_confidence_head", "confidence_head_with_markov"),
+)
+"""Fields that are true or false."""
+
 MOST: Final = 64
-"""Largest number of heads, layers or taps."""
+"""Largest number of heads, layers, taps, or rows of a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +59,22 @@ class HeadConfig:
         method: what it is.
         hidden_size, vocab_size: of the target.
         draft_vocab_size: tokens that it can draft; fewer than `vocab_size` where its vocabulary is reduced.
-        num_heads: tokens ahead that have heads of their own (medusa, hydra, mlp_speculator); 1 for eagle, eagle3,
-            p_eagle and mtp.
-        num_layers: residual blocks of a head (medusa, hydra), or decoder layers: any number for p_eagle, 1 for eagle,
-            eagle3 and mtp.
+        num_heads: tokens ahead that have heads of their own (medusa, hydra, mlp_speculator); 1 for the others.
+        num_layers: residual blocks of a head (medusa, hydra), or decoder layers: 1 for eagle, eagle3 and mtp, any
+            number for p_eagle, dflash and dspark.
         taps: layers of the target whose states it reads, as a runner numbers them: k is the output of layer k counted
             from 0, -1 the embedding, the number of layers the state after the final norm. None given: the last layer's.
         normed: where no taps are given, the state after the final norm is read, not the one before it.
         norm_before_residual: of eagle3 and p_eagle: attention is added to the normed state, not to the state itself.
-        mask_token_id: of p_eagle: the token of the target's vocabulary that stands for those that are not known yet.
+        mask_token_id: of p_eagle, dflash and dspark: the token that stands for those that are not known yet.
         layer: keys of a Llama's config.json for the decoder layers (`LAYER_KEYS`); empty for methods without one.
+        block_size, causal, sample_from_anchor: of dflash and dspark: rows of a block, which begins with the text's last
+            token; whether a row sees those before it alone; whether a row predicts the token behind its place, so that
+            the first one drafts too, and not that at it.
+        markov_rank, markov_head_type: of dspark: width of its correction by the tokens drafted before, 0 where it has
+            none, and its kind (`MARKOV_HEADS`).
+        enable_confidence_head, confidence_head_with_markov: of dspark: it says how likely a draft is accepted; it reads
+            the correction's embedding of the token before, too.
         inner_size, tie_weights, scale_input: of mlp_speculator: width of its states; all heads share their weights; the
             target's state is normed first.
         target: `name`, `fingerprint` (`ModelInfo.fingerprint`) and `tokenizer` (its fingerprint) of the model that it
@@ -75,6 +95,13 @@ class HeadConfig:
     norm_before_residual: bool = False
     mask_token_id: int | None = None
     layer: Mapping[str, Any] = field(default_factory=dict)
+    block_size: int | None = None
+    causal: bool = False
+    sample_from_anchor: bool = False
+    markov_rank: int = 0
+    markov_head_type: str = "vanilla"
+    enable_confidence_head: bool = False
+    confidence_head_with_markov: bool = False
     inner_size: int | None = None
     tie_weights: bool = False
     scale_input: bool = False
@@ -89,11 +116,12 @@ class HeadConfig:
         single = self.method in SINGLE
         integer("num_heads", self.num_heads, 1, 1 if single else MOST)
         integer("num_layers", self.num_layers, 1, 1 if single and self.method != "p_eagle" else MOST)
-        for name in ("normed", "norm_before_residual", "tie_weights", "scale_input"):
+        for name in SWITCHES:
             need(isinstance(getattr(self, name), bool), name, "be true or false", getattr(self, name))
         self._check_taps()
         self._check_layer()
         self._check_mask()
+        self._check_block()
         if self.method == "mlp_speculator":
             integer("inner_size", self.inner_size, 1)
         for name in ("target", "provenance"):
@@ -103,9 +131,9 @@ class HeadConfig:
         need(isinstance(self.taps, tuple), "taps", "be a list of layers", self.taps)
         for tap in self.taps:
             integer("taps", tap, -1)
-        tapped = self.method in TAPPED
-        needed = len(self.taps) >= 1 if tapped else len(self.taps) <= 1
-        rule = "name the layers whose states are read" if tapped else "name at most one layer"
+        several = self.method in (*TAPPED, *BLOCKS)
+        needed = len(self.taps) >= 1 if several else len(self.taps) <= 1
+        rule = "name the layers whose states are read" if several else "name at most one layer"
         need(needed and len(self.taps) <= MOST, "taps", f"{rule} for method {self.method!r}", self.taps)
 
     def _check_layer(self) -> None:
@@ -125,9 +153,30 @@ class HeadConfig:
     def _check_mask(self) -> None:
         if self.method == "p_eagle":
             integer("mask_token_id", self.mask_token_id, 0, self.vocab_size - 1)
+        elif self.method in BLOCKS:  # which may have one that is a row and no token
+            integer("mask_token_id", self.mask_token_id, 0)
         else:
             rule = f"be left out for method {self.method!r}"
             need(self.mask_token_id is None, "mask_token_id", rule, self.mask_token_id)
+
+    def _check_block(self) -> None:
+        if self.method not in BLOCKS:
+            need(self.block_size is None, "block_size", f"be left out for method {self.method!r}", self.block_size)
+            return
+        integer("block_size", self.block_size, 1 if self.sample_from_anchor else 2, MOST)
+        integer("markov_rank", self.markov_rank, 0)
+        choice("markov_head_type", self.markov_head_type, MARKOV_HEADS)
+        if self.method == "dflash":
+            need(self.markov_rank == 0, "markov_rank", "be left out for method 'dflash'", self.markov_rank)
+            need(not self.enable_confidence_head, "enable_confidence_head", "be left out for method 'dflash'", True)
+        fine = self.markov_rank > 0 or not (self.enable_confidence_head and self.confidence_head_with_markov)
+        need(fine, "markov_rank", "be 1 or more with confidence_head_with_markov", self.markov_rank)
+
+    @property
+    def drafts_of_block(self) -> int:
+        """Tokens that a block drafts."""
+        rows = self.block_size or 0
+        return rows if self.sample_from_anchor else rows - 1
 
     @property
     def kv_heads(self) -> int:
@@ -162,3 +211,13 @@ class HeadConfig:
         need(not absent, "paceline_head", f"have {', '.join(absent)}", dict(stored))
         taps = stored.get("taps", [])
         return cls(**{**stored, "taps": tuple(taps) if isinstance(taps, list) else taps})
+
+
+def block_taps(target_layers: int, draft_layers: int) -> tuple[int, ...]:
+    """The layers of a target whose outputs dflash reads where none are named: as many as it has layers itself, spread
+    from the second to the third last.
+    """
+    if draft_layers == 1:
+        return (target_layers // 2,)
+    step = (target_layers - 4) / (draft_layers - 1)
+    return tuple(round(1 + i * step) for i in range(draft_layers))

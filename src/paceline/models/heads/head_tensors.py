@@ -13,6 +13,9 @@
                     input_norm (taps * hidden,) or each tap's states by fc_norm.K (hidden,)
     p_eagle         the same with any number of layers, of which the first one is eagle3's, and mask_hidden (1, 1,
                     taps * hidden), what fc reads in the place of states that are not known
+    dflash          fc (hidden, taps * hidden); hidden_norm, behind it; layers.N.*, with norms of queries and keys; norm
+    dspark          and markov_head.markov_w1 (vocabulary, rank), .markov_w2 (draft vocabulary, rank), .gate_proj (rank,
+                    hidden + rank) or .joint_proj (3 rank, hidden + 2 rank); confidence_head.proj (1, hidden [+ rank])
     mlp_speculator  heads.K.embed, .proj, .norm, .head; head 0 alone where they are tied, and head 1's proj
 
 Matrices are (out, in). Decoder layers have the names of a Llama of Hugging Face, and may have a Qwen3's norms of
@@ -28,7 +31,7 @@ from math import prod
 from typing import Final
 
 from paceline.errors import CheckpointError
-from paceline.models.heads.head_config import TAPPED, HeadConfig
+from paceline.models.heads.head_config import BLOCKS, TAPPED, HeadConfig
 
 MASK_HIDDEN: Final = "mask_hidden"
 """The one vector that some write with other axes of length 1."""
@@ -62,6 +65,8 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
         yield from _layer(config, "layers.0.", d, normed=True)
         for name in ("embed_norm", "state_norm", "norm"):
             yield HeadTensor(f"{name}.weight", (d,))
+    elif config.method in BLOCKS:
+        yield from _block(config)
     elif config.method in TAPPED:
         yield from _tapped(config)
     else:
@@ -87,7 +92,12 @@ def _tapped(config: HeadConfig) -> Iterator[HeadTensor]:
 
 def drafted_rows(name: str) -> bool:
     """Whether a tensor has a row for each token that can be drafted."""
-    return name == "draft_to_target" or "head" in name.split(".")
+    return name == "draft_to_target" or not {"head", "markov_w2"}.isdisjoint(name.split("."))
+
+
+def token_rows(name: str) -> bool:
+    """Whether a tensor has a row for each token of the target that can be read."""
+    return not {"embed", "markov_w1"}.isdisjoint(name.split("."))
 
 
 def _linear(name: str, outputs: int, inputs: int) -> Iterator[HeadTensor]:
@@ -107,14 +117,34 @@ def _residual_heads(config: HeadConfig) -> Iterator[HeadTensor]:
         yield HeadTensor(f"heads.{head}.head.weight", (config.draft_vocab_size, d), optional=True)
 
 
-def _layer(config: HeadConfig, prefix: str, inputs: int, *, normed: bool) -> Iterator[HeadTensor]:
-    """A decoder layer whose attention reads `inputs` numbers."""
+def _block(config: HeadConfig) -> Iterator[HeadTensor]:
+    d, v, rank = config.hidden_size, config.draft_vocab_size, config.markov_rank
+    yield from _linear("fc", d, len(config.taps) * d)
+    for layer in range(config.num_layers):
+        yield from _layer(config, f"layers.{layer}.", d, normed=True, qk_norm=True)
+    for name in ("hidden_norm", "norm"):
+        yield HeadTensor(f"{name}.weight", (d,))
+    if rank:
+        yield HeadTensor("markov_head.markov_w1.weight", (config.vocab_size, rank))
+        yield HeadTensor("markov_head.markov_w2.weight", (v, rank))
+    if rank and config.markov_head_type == "gated":
+        yield from _linear("markov_head.gate_proj", rank, d + rank)
+    elif rank and config.markov_head_type == "rnn":
+        yield from _linear("markov_head.joint_proj", 3 * rank, 2 * rank + d)
+    if config.enable_confidence_head:
+        yield from _linear("confidence_head.proj", 1, d + rank * config.confidence_head_with_markov)
+
+
+def _layer(
+    config: HeadConfig, prefix: str, inputs: int, *, normed: bool, qk_norm: bool = False
+) -> Iterator[HeadTensor]:
+    """A decoder layer whose attention reads `inputs` numbers; `qk_norm`: with norms of queries and keys."""
     d, inner = config.hidden_size, config.layer["intermediate_size"]
     q, k = config.layer["num_attention_heads"] * config.head_dim, config.kv_heads * config.head_dim
     for name, width in (("q", q), ("k", k), ("v", k)):
         yield from _linear(f"{prefix}self_attn.{name}_proj", width, inputs)
     for name in "qk":
-        yield HeadTensor(f"{prefix}self_attn.{name}_norm.weight", (config.head_dim,), optional=True)
+        yield HeadTensor(f"{prefix}self_attn.{name}_norm.weight", (config.head_dim,), optional=not qk_norm)
     yield from _linear(f"{prefix}self_attn.o_proj", d, q)
     yield HeadTensor(f"{prefix}input_layernorm.weight", (d,), optional=not normed)
     yield HeadTensor(f"{prefix}post_attention_layernorm.weight", (d,))

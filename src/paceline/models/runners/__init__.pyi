@@ -1,4 +1,6 @@
 from .adapter import Adapter as Adapter
+from .block_head import BlockHead as BlockHead
+from .block_head import BlockRows as BlockRows
 from .denoiser import NativeDenoiser as NativeDenoiser
 from .encoder_decoder import EncoderDecoderRunner as EncoderDecoderRunner
 from .feature_head import FeatureHead as FeatureHead

@@ -23,7 +23,15 @@ import torch
 from paceline.checkpoints import BLOCKS, Blocks, form_of, is_mixed, is_quantized, kinds_of
 from paceline.errors import ConfigError
 from paceline.models.abilities import check_inputs
-from paceline.models.attention.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
+from paceline.models.attention.segments import (
+    Segment,
+    chunk,
+    fed_tokens,
+    offsets,
+    run_lengths,
+    seeing_each_other,
+    tree_segment,
+)
 from paceline.models.attention.tree_attention import Masks
 from paceline.models.base import ALL_LAYERS, Capabilities, LayerPlan, ModelInfo, PassResult
 from paceline.models.checks import check_extend, check_score, check_tokens
@@ -280,6 +288,7 @@ class NativeRunner(StateOperations[NativeCache]):
         *,
         added_qkv: torch.Tensor | None = None,
         picked: Sequence[int] | None = None,
+        two_sided: bool = False,
     ) -> PassResult:
         """A pass of all layers over states (r, hidden) in place of tokens, for heads that are given a target's.
 
@@ -287,10 +296,13 @@ class NativeRunner(StateOperations[NativeCache]):
             caches, trees, computed: as for `score`; tokens are not looked at.
             added_qkv: as of `Passes.run`, of the first layer alone. picked: rows whose logits are wanted, ascending;
                 None means all.
+            two_sided: all inputs of a sequence see each other; they are chains of which none were computed.
         Returns:
             Logits (picked, v) and states (r, hidden) behind the last layer.
         """
         segments, plan = self._segments(caches, trees, computed), ALL_LAYERS
+        if two_sided:
+            segments = [seeing_each_other(segment) for segment in segments]
         if added_qkv is not None and self.info.num_layers > 1:
             hidden = self._pass(
                 segments, hidden.contiguous(), plan=FIRST, logits=(), states=True, added_qkv=added_qkv

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
+import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.models.heads.head_config import LAYER_KEYS, HeadConfig
+from paceline.models.heads.head_tensors import MASK_HIDDEN
 from paceline.utils import shortened
 
 Shapes = Mapping[str, Sequence[int]]
@@ -40,15 +43,28 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 """Keys that change what a head drafts, with the values under which they do not."""
 
 
+SHAPE: Final = ("target_hidden_size", "layer_types", "sliding_window")
+"""Keys of a decoder layer that are checked."""
+
+NAMES: Final = {"lm_head.weight": "head.weight", "embed_tokens.weight": "embed.weight", "d2t": "draft_to_target"}
+LATER_NORM: Final = re.compile(r"layers\.[1-9]\d*\.hidden_norm\.weight")
+"""What vLLM keeps in every layer of P-EAGLE and uses in the first."""
+DROPPED: Final = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
+"""What formats with decoder layers call what a head shares with its target, and what says nothing that other tensors
+do not say.
+"""
+
+
 class HeadTarget(NamedTuple):
     """The model that a head is written for.
 
     Attributes:
-        name: or path. kind: the architecture in its config.json.
+        name: or path. kind: the architecture in its config.json. num_layers: of it.
     """
 
     name: str
     kind: str
+    num_layers: int = 0
 
 
 class HeadFormat(ABC):
@@ -127,6 +143,71 @@ def layer_of(config: Found) -> dict[str, Any]:
     if rope.keys() - {"rope_theta", "rope_type"} or rope.get("rope_type", "default") != "default":
         values["rope_scaling"] = dict(rope)
     return {key: values[key] for key in LAYER_KEYS if values.get(key) is not None}
+
+
+def check_sizes(config: Found, layer: Found) -> None:
+    """Reject states of another width than the layer's, and a layer that sees a window only.
+
+    Raises:
+        ConfigError: either of them.
+    """
+    if config.get("target_hidden_size") not in (None, layer["hidden_size"]):
+        raise ConfigError(
+            f"target_hidden_size must be hidden_size={layer['hidden_size']}, got {config['target_hidden_size']!r}"
+        )
+    if layer.get("sliding_window") and layer.get("use_sliding_window") is not False:
+        raise ConfigError(f"sliding_window={layer['sliding_window']!r} is not supported; train the head without it")
+
+
+def canonical_name(name: str) -> str | None:
+    """The name of `tensors_of`, where layers are called `layers.N`; None for what is dropped."""
+    while name.startswith("model."):
+        name = name.removeprefix("model.")
+    return None if name in DROPPED or LATER_NORM.fullmatch(name) else NAMES.get(name, name)
+
+
+def our_numbers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with ids in the place of offsets, for `d2t` holds how much larger the target's id is, and with the
+    axes of `tensors_of`.
+    """
+    if (offsets := weights.get("draft_to_target")) is not None:
+        weights = {**weights, "draft_to_target": torch.arange(len(offsets)) + offsets}
+    if (hidden := weights.get(MASK_HIDDEN)) is not None:
+        weights = {**weights, MASK_HIDDEN: hidden.view(1, 1, -1)}
+    return weights
+
+
+def foreign_tensors(config: HeadConfig, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The inverse: tensors by their names there; `t2d` says which ids of the target there are."""
+    stored = {canonical: name for name, canonical in NAMES.items()}
+    for name, tensor in weights.items():
+        yield stored.get(name, name), tensor - torch.arange(len(tensor)) if name == "draft_to_target" else tensor
+        if name == "draft_to_target":
+            there = torch.zeros(config.vocab_size, dtype=torch.bool)
+            there[tensor] = True
+            yield "t2d", there
+
+
+def has_qk_norm(weights: Collection[str]) -> bool:
+    """Whether the decoder layers have norms of queries and keys."""
+    return "layers.0.self_attn.q_norm.weight" in weights
+
+
+def layers_as_model(config: HeadConfig, weights: Collection[str]) -> dict[str, Any]:
+    """config.json of a model of the decoder layers alone: a Llama, or with norms of queries and keys a Qwen3."""
+    qwen3, given = has_qk_norm(weights), {key: value for key, value in config.layer.items() if value is not None}
+    usual = {"num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, "rms_norm_eps": 1e-6,
+             "rope_theta": 10000.0}  # fmt: skip
+    return {
+        "architectures": ["Qwen3ForCausalLM" if qwen3 else "LlamaForCausalLM"],
+        "model_type": "qwen3" if qwen3 else "llama",
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "num_hidden_layers": config.num_layers,
+        "attention_bias": any(name.endswith("self_attn.k_proj.bias") for name in weights),
+        "tie_word_embeddings": False,
+        **(usual | given if qwen3 else given),
+    }
 
 
 def dtype_of(weights: Mapping[str, Tensor]) -> str:

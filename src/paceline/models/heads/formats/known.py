@@ -7,14 +7,18 @@ from typing import Any, Final
 
 from paceline.errors import CheckpointError, ConfigError
 from paceline.models.heads.formats.base import HeadFormat, Shapes
-from paceline.models.heads.formats.eagle import EagleFormat, SpeculatorsFormat
+from paceline.models.heads.formats.dflash import DeepSpecFormat, DFlashFormat
+from paceline.models.heads.formats.eagle import EagleFormat
 from paceline.models.heads.formats.hydra import HydraFormat
 from paceline.models.heads.formats.medusa import MedusaFormat, VllmMedusaFormat
 from paceline.models.heads.formats.mlp_speculator import MLPSpeculatorFormat
+from paceline.models.heads.formats.speculators import SpeculatorsFormat
 from paceline.models.heads.head_config import HeadConfig
 
 FORMATS: Final[tuple[HeadFormat, ...]] = (
     SpeculatorsFormat(),
+    DFlashFormat(),
+    DeepSpecFormat(),
     MLPSpeculatorFormat(),
     HydraFormat(),
     VllmMedusaFormat(),
@@ -36,8 +40,8 @@ def format_of(config: Mapping[str, Any], shapes: Shapes, where: object) -> HeadF
         if known_format.matches(config, shapes):
             return known_format
     raise CheckpointError(
-        f"{where} is no head: its config.json has neither 'paceline_head' nor what speculators, EAGLE, Medusa, Hydra "
-        "or IBM's accelerators write; give the folder of a head"
+        f"{where} is no head: its config.json has neither 'paceline_head' nor what speculators, DFlash, DSpark, EAGLE, "
+        "Medusa, Hydra or IBM's accelerators write; give the folder of a head"
     )
 
 
