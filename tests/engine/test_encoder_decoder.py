@@ -123,7 +123,7 @@ def test_a_draft_model_has_an_encoder_of_its_own(
     passes = []
     for reads in (True, False):
         if not reads:
-            monkeypatch.setattr("paceline.drafters.draft_model.drafter.EncodesInputs", int)
+            monkeypatch.setattr("paceline.drafters.common.bases.EncodesInputs", int)
         outputs = llm.with_speculative_config(draft).generate(prompts, GREEDY)
         assert [one.outputs[0].token_ids for one in outputs] == [one.outputs[0].token_ids for one in plain]
         passes.append(sum(one.metrics.num_steps for one in outputs))

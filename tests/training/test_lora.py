@@ -69,7 +69,7 @@ def test_an_adapter_learns_answers(llm: LLM, trained: Trained) -> None:
     assert trained.speculative_config == {}
     assert trained.model is trained.speed is None
     report = (trained.folder / "report.html").read_text()
-    assert f"<b>{trained.test.acceptance[0]:.1%}</b> are the likeliest" in report
+    assert f"<b>{trained.test.acceptance[0]:.1%}</b> are right" in report
     assert "a pass" not in report
     facts = json.loads((trained.folder / "report.json").read_text())
     assert facts["right"] == trained.test.acceptance[0]
