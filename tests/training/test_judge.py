@@ -15,7 +15,7 @@ from paceline.cli.main import main
 from paceline.errors import PromptError
 from paceline.models.heads import StateJudge
 from paceline.training import Fitting, train, training_config
-from paceline.training.judge import BAD, GOOD, Marked, labels_of
+from paceline.training.judge import BAD, GOOD, Marked, labels_of, marked_answers
 
 QUICK = Fitting(steps=60, batch_rows=4, row_tokens=96, eval_steps=30, warmup_steps=5, bf16=False)
 WRONG = ["xylophone", "Quorum", "%%%", "zebra", "0x7F"]
@@ -115,6 +115,13 @@ def test_data_without_marks_is_rejected_with_its_line(line: str, message: str, t
     path.write_text(line + "\n")
     with pytest.raises(PromptError, match=message):
         trainer("judge").check_data([path])
+
+
+def test_a_text_may_hold_separators_of_lines_and_a_file_a_byte_order_mark(tmp_path: Path) -> None:
+    path, text = tmp_path / "marked.jsonl", "one\u2028two\x85three"
+    line = json.dumps({"prompt": text, "answer": text}, ensure_ascii=False)
+    path.write_text(line + "\n" + line + "\n", encoding="utf-8-sig")
+    assert marked_answers([path]) == [Marked(text, text)] * 2
 
 
 def test_the_command_says_what_it_made_and_how_it_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

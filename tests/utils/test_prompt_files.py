@@ -122,3 +122,10 @@ def test_missing_files_binary_files_and_unknown_formats(tmp_path: Path) -> None:
         load_workload("nope=x.jsonl")
     with pytest.raises(ConfigError, match="format must be one of"):
         read_prompts(tmp_path / "b.jsonl", "nope")
+
+
+def test_a_text_may_hold_separators_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes('{"prompt": "one\u2028two"}\r\n{"prompt": "three\x85four"}\n'.encode())
+    found = [conversation.turns for conversation in read_prompts(path).conversations]
+    assert found == [("one\u2028two",), ("three\x85four",)]

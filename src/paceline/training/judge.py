@@ -68,7 +68,7 @@ def marked_answers(files: Sequence[Path]) -> list[Marked]:
     found = []
     for file in files:
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = file.read_text(encoding="utf-8-sig").split("\n")  # texts may hold other separators of lines
         except (OSError, ValueError) as error:
             raise PromptError(f"{file} cannot be read ({error}); give JSON lines of answers") from error
         found += [_marked(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]

@@ -199,7 +199,7 @@ def _kind(path: Path) -> str:
 def _rows(path: Path, text: str) -> list[Row]:
     """Rows of JSONL, or of one JSON list of objects."""
     rows: list[Any] = []
-    lines = [text] if text.lstrip().startswith("[") else text.splitlines()
+    lines = [text] if text.lstrip().startswith("[") else text.split("\n")  # texts may hold other separators of lines
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
