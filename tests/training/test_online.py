@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import signal
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from threading import Event, Timer
@@ -238,3 +241,16 @@ def test_messages_are_read_as_they_were_sent() -> None:
     assert receive(pipe) == ({"paused": True}, {})
     with pytest.raises(EOFError):
         receive(io.BytesIO(whole[:20]))
+
+
+def test_an_interrupt_of_the_terminal_does_not_end_the_process() -> None:
+    command = [sys.executable, "-m", "paceline.training.online"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(2):
+            send(process.stdin, {"name": "nothing"})
+            assert "nothing cannot be trained" in receive(process.stdout)[0]["error"]
+            process.send_signal(signal.SIGINT)
+        process.stdin.close()
+        assert process.wait(60) == 0

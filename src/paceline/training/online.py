@@ -18,6 +18,7 @@ Source: Online Speculative Decoding (arXiv:2310.07177).
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -318,6 +319,7 @@ def main() -> None:
     """Answer jobs until nobody sends any."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the server, with which this ends
     torch.set_num_threads(1)
     inbox = Inbox(sys.stdin.buffer)
     training: OnlineTraining | None = None
