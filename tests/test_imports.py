@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"errors", "utils"},
     "arguments": {"checkpoints", "config", "errors", "utils"},
     "catalogue": set(),
-    "registry": {"errors", "catalogue"},
+    "registry": {"errors", "catalogue", "utils"},
     "tree": LOW,
     **{unit: METHODS.union(*FLOORS[:floor]) for floor, units in enumerate(FLOORS) for unit in units},
     "models.mixer_spec": set(),

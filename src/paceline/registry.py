@@ -8,9 +8,7 @@ devices.
 
 from __future__ import annotations
 
-import os
 import pkgutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -31,6 +29,7 @@ from paceline.catalogue import (
     Exactness,
 )
 from paceline.errors import ConfigError
+from paceline.utils import resolve_name
 
 __all__ = [
     "ABILITIES",
@@ -136,10 +135,8 @@ def load(family: str, name: str) -> Any:
         ConfigError: the module or the class cannot be imported.
     """
     entry = lookup(family, name)
-    if entry.target == name and os.getcwd() not in sys.path:  # where `paceline` is a script, it is not there
-        sys.path.append(os.getcwd())  # the last one: it hides no installed package
     try:
-        return pkgutil.resolve_name(entry.target)
+        return resolve_name(name) if entry.target == name else pkgutil.resolve_name(entry.target)
     except Exception as error:  # a third party's module may raise anything
         where = "" if entry.target == name else f" from {entry.target!r}"
         raise ConfigError(f"cannot import {_kind(family)} {name!r}{where}: {error}") from error

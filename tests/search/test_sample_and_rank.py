@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -261,6 +262,15 @@ def test_checkpoints_rank(llm: LLM, folder: Path, tmp_path: Path) -> None:
 def test_bad_options_get_one_line(llm: LLM, search: dict[str, Any], message: str) -> None:
     with pytest.raises(PacelineError, match=message):
         llm.generate(PROMPT, SAMPLED, search={"method": "sample_and_rank", **search})
+
+
+def test_a_function_may_lie_in_the_current_folder(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_scores.py").write_text("def length(texts):\n    return [float(len(text)) for text in texts]\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (found,) = llm.generate(PROMPT, SAMPLED, search={"method": "sample_and_rank", "scorer": "own_scores:length"})
+    assert found.outputs[0].text == max((one.text for one in found.outputs), key=len)
+    assert found.outputs[0].score == len(found.outputs[0].text)
 
 
 def test_a_function_that_gives_too_few_numbers_is_an_error_of_the_request(llm: LLM) -> None:

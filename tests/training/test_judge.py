@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from random import Random
@@ -121,7 +122,9 @@ def test_a_text_may_hold_separators_of_lines_and_a_file_a_byte_order_mark(tmp_pa
     path, text = tmp_path / "marked.jsonl", "one\u2028two\x85three"
     line = json.dumps({"prompt": text, "answer": text}, ensure_ascii=False)
     path.write_text(line + "\n" + line + "\n", encoding="utf-8-sig")
-    assert marked_answers([path]) == [Marked(text, text)] * 2
+    packed = tmp_path / "marked.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert marked_answers([path]) == marked_answers([packed]) == [Marked(text, text)] * 2
 
 
 def test_the_command_says_what_it_made_and_how_it_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,3 +204,5 @@ def test_a_prompt_of_ids_that_the_model_lacks_is_rejected(llm: LLM) -> None:
     draft = {"method": "draft_model", "model": str(BUNDLED / "draft"), "num_speculative_tokens": 4}
     with pytest.raises(ConfigError, match="reflective_prompt must have token ids in 0"):
         llm.with_speculative_config(draft | {"acceptance_method": "reflective", "reflective_prompt": [10**7]})
+    with pytest.raises(ConfigError, match="reflective_prompt must have less than half of the context's"):
+        llm.with_speculative_config(draft | {"acceptance_method": "reflective", "reflective_prompt": [5] * 9999})

@@ -147,7 +147,8 @@ class ServerConfig:
         None, "Folder or hub id of an encoder for /v1/embeddings; default: the served model itself.", check=_check_path
     )
     rerank_model: str | None = option(
-        None, "Folder or hub id of a cross-encoder for /v1/rerank and /v1/score; default: cosines of embeddings.",
+        None, "Folder or hub id of a cross-encoder for /v1/rerank and /v1/score; default: cosines of what "
+        "--embedding-model makes of texts, where that is given.",
         check=_check_path,
     )  # fmt: skip
     embedding_pooling: str = option(

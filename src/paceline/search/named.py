@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from typing import Any, TypeVar
 
 from paceline.errors import ConfigError
-from paceline.utils import need
+from paceline.utils import need, resolve_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,7 +27,7 @@ def named(option: str, value: F | str | None, default: F | None = None) -> F:
         return default
     if isinstance(value, str):
         try:
-            function = pkgutil.resolve_name(value)
+            function = resolve_name(value)
         except Exception as error:  # a module of a user's may raise anything
             raise ConfigError(f"{option}: cannot import {value!r}: {error}; give module:function") from error
     else:

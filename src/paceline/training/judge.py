@@ -33,6 +33,7 @@ from paceline.training.answers import TrainingText
 from paceline.training.batches import Batch, Document, TargetView, packed
 from paceline.training.heads import Trainer
 from paceline.training.train_config import TextTrainConfig, TrainConfig
+from paceline.utils import text_of_file
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -67,10 +68,7 @@ def marked_answers(files: Sequence[Path]) -> list[Marked]:
     """
     found = []
     for file in files:
-        try:
-            lines = file.read_text(encoding="utf-8-sig").split("\n")  # texts may hold other separators of lines
-        except (OSError, ValueError) as error:
-            raise PromptError(f"{file} cannot be read ({error}); give JSON lines of answers") from error
+        lines = text_of_file(file).split("\n")  # texts may hold other separators of lines
         found += [_marked(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     return found
 

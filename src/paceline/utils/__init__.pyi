@@ -7,6 +7,7 @@ from .compiling import part_of_compiled as part_of_compiled
 from .kept_files import limit as limit
 from .kept_files import make_room as make_room
 from .kept_files import touch as touch
+from .named_objects import resolve_name as resolve_name
 from .near_files import near_file as near_file
 from .progress import Advance as Advance
 from .progress import check_bar as check_bar
@@ -18,6 +19,7 @@ from .prompt_files import PROMPT_FORMATS as PROMPT_FORMATS
 from .prompt_files import Conversation as Conversation
 from .prompt_files import Workload as Workload
 from .prompt_files import read_prompts as read_prompts
+from .prompt_files import text_of_file as text_of_file
 from .ray_cluster import local_ray as local_ray
 from .ray_cluster import need_ray as need_ray
 from .settings_files import is_settings as is_settings

@@ -129,7 +129,7 @@ def read_prompts(path: Path, format: str | None = None) -> Workload:
     """
     if format is not None and format not in PROMPT_FORMATS:
         raise ConfigError(f"the format must be one of {', '.join(PROMPT_FORMATS)}, got {format!r}")
-    text = _text(path)
+    text = text_of_file(path)
     if format == "text" or (format is None and _kind(path) not in (".json", ".jsonl", ".csv")):
         return _workload(path, "text", _texts(text))
     if format == "trace" or _kind(path) == ".csv":
@@ -175,7 +175,12 @@ def recognise(rows: Sequence[Row], path: Path) -> str:
     )
 
 
-def _text(path: Path) -> str:
+def text_of_file(path: Path) -> str:
+    """The text of a file in UTF-8; of a name that ends in `.gz`, unpacked.
+
+    Raises:
+        PromptError: it cannot be read, is no text, or is too large.
+    """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)

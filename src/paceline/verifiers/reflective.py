@@ -44,7 +44,7 @@ class Reflective(RecursiveRejection):
         reflective_prompt: text, or token ids, that asks to check the draft; None is a short one in English.
         reflective_context: tokens of the text's end that are repeated before the second copy of the draft.
     Raises:
-        ConfigError: a prompt without tokens.
+        ConfigError: a prompt without tokens, or of half of the context.
         CapabilityError: on a tree with branches.
     """
 
@@ -73,6 +73,11 @@ class Reflective(RecursiveRejection):
         size = runner.info.vocab_size
         if self.reflection is not None and (most := max(self.reflection.prompt)) >= size:
             raise ConfigError(f"reflective_prompt must have token ids in 0..{size - 1}, got {most}")
+        if self.reflection is not None and len(self.reflection.prompt) >= runner.info.max_context // 2:
+            raise ConfigError(
+                f"reflective_prompt must have less than half of the context's {runner.info.max_context} tokens, got "
+                f"{len(self.reflection.prompt)}"
+            )
 
     def _reflection(self, prompt: Sequence[int]) -> Reflection | None:
         if not prompt:

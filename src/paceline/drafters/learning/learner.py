@@ -167,7 +167,9 @@ class Learner:
 
     def _round(self, tenant: str) -> None:
         with self._changed:
-            versions = self._tenants[tenant]
+            versions = self._tenants.get(tenant)
+            if versions is None:  # others took its place since it was due
+                return
             versions.new, current, self._training = 0, versions.current, True
             chosen, held = self.buffer.parts(tenant, self.config.steps, self.config.held_out)
             for record in chosen:

@@ -33,8 +33,8 @@ class TrainerProcess:
 
     def __init__(self, opening: Mapping[str, Any], tensors: Mapping[str, Tensor] = NO_TENSORS) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env=os.environ | dict.fromkeys(ONE_THREAD, "1"),
+            [sys.executable, "-P", "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, env=os.environ | dict.fromkeys(ONE_THREAD, "1"),
         )  # fmt: skip
         if hasattr(os, "setpriority"):
             os.setpriority(os.PRIO_PROCESS, self._process.pid, LOWEST)
