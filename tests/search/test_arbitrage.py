@@ -172,7 +172,7 @@ def test_memory_is_given_back(llm: LLM) -> None:
     [
         ({"router": half}, "model must be a folder or hub id"),
         ({"model": "bundled/draft"}, "router must be given, or else reward"),
-        ({"model": "bundled/draft", "router": half, "reward": letters}, "router must be given, or else reward"),
+        ({"model": "bundled/draft", "router": half, "reward": letters}, "router must be left out beside reward"),
         ({"model": "bundled/draft", "router": half, "threshold": 2.0}, "threshold must be in 0..1"),
         ({"model": "bundled/draft", "router": half, "delimiter": ""}, "delimiter must be a string"),
         ({"model": "bundled/draft", "router": "no:such"}, "router: cannot import"),

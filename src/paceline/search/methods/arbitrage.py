@@ -63,7 +63,8 @@ class Arbitrage(Search):
     ) -> None:
         super().__init__()
         need(isinstance(model, str) and model != "", "model", "be a folder or hub id", model)
-        need((router is None) != (reward is None), "router", "be given, or else reward", router)
+        need(router is not None or reward is not None, "router", "be given, or else reward", router)
+        need(router is None or reward is None, "router", "be left out beside reward", router)
         number("threshold", threshold, 0.0, 1.0, "be in 0..1")
         need(isinstance(delimiter, str) and delimiter != "", "delimiter", "be a string that is not empty", delimiter)
         integer("step_tokens", step_tokens, 1)
