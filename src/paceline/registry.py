@@ -116,7 +116,7 @@ def lookup(family: str, name: str) -> Entry:
     if family == "drafters" and name in LEARNED_HEADS:
         raise ConfigError(
             f"drafter {name!r}: heads of this kind are not available; use those of dflash, dspark, eagle, eagle3, "
-            'p_eagle, mtp, medusa, hydra or mlp_speculator, "auto", or another one of `paceline methods`'
+            'p_eagle, mtp, medusa, hydra, clover or mlp_speculator, "auto", or another one of `paceline methods`'
         )
     near = get_close_matches(name.lower(), entries, n=3, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(entries))}"
