@@ -59,6 +59,7 @@ ABILITIES: Final = {
     "early_exit": "can run its first layers alone",
     "head": "can predict from the states of any layer",
     "input_embeddings": "takes embeddings in place of tokens",
+    "added_rows": "scores rows of a drafter's own beside a tree",
     "fork": "can copy a running sequence",
     "blocks": "keeps its caches in blocks",
     "truncate": "can take back tokens that it has read",
