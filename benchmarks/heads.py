@@ -43,7 +43,19 @@ PLAIN = "plain"
 SETS = ("spec-bench", "gsm8k", "humaneval", "mt-redundant")
 ROW_TOKENS = 640
 METHODS = (
-    *("eagle3", "p_eagle", "eagle", "mtp", "medusa", "hydra", "hydra++", "mlp_speculator", "dflash", "dspark"),
+    *(
+        "eagle3",
+        "p_eagle",
+        "eagle",
+        "mtp",
+        "medusa",
+        "hydra",
+        "hydra++",
+        "clover",
+        "mlp_speculator",
+        "dflash",
+        "dspark",
+    ),
     *("draft_model", "pard"),
 )
 EAGLES = ("eagle", "eagle3", "p_eagle", "mtp", "dflash", "dspark")

@@ -86,7 +86,8 @@ def written_head(config: HeadConfig, weights: Mapping[str, torch.Tensor] | None 
 def random_head(method: Any, width: int, vocab_size: int, *, heads: int = 4, tokens: int = 500) -> str:
     """Path of a head of random weights that drafts the first `tokens` tokens: what it drafts is wrong."""
     layer = {"num_attention_heads": heads, "intermediate_size": 2 * width, "max_position_embeddings": 2048}
-    several, block = method in ("medusa", "hydra", "hydra++", "mlp_speculator"), method in ("dflash", "dspark")
+    several = method in ("medusa", "hydra", "hydra++", "clover", "mlp_speculator")
+    block = method in ("dflash", "dspark")
     return written_head(
         HeadConfig(
             method=method,
@@ -96,7 +97,7 @@ def random_head(method: Any, width: int, vocab_size: int, *, heads: int = 4, tok
             num_heads=3 if several else 1,
             taps=(0, 2, 4) if block or method in ("eagle3", "p_eagle") else (),
             mask_token_id=1 if block or method == "p_eagle" else None,
-            layer={} if several and method != "hydra++" else layer,
+            layer={} if several and method not in ("hydra++", "clover") else layer,
             inner_size=width // 2 if method == "mlp_speculator" else None,
             block_size=5 if block else None,
             sample_from_anchor=method == "dspark",

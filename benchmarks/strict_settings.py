@@ -30,11 +30,27 @@ DRAFT: Config = {"method": "draft_model", "model": str(BUNDLED / "draft"), **GUE
 NEAR = {"draft_context": 64, "draft_masks": 8}
 TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
 WIDTH, VOCAB = 256, 6144
-HEADS = ("medusa", "hydra", "hydra++", "mlp_speculator", "eagle", "eagle3", "p_eagle", "mtp", "dflash", "dspark")
+HEADS = (
+    *("medusa", "hydra", "hydra++", "clover", "mlp_speculator", "eagle", "eagle3", "p_eagle", "mtp"),
+    *("dflash", "dspark"),
+)
 
 NEED_A_PAIR = (
-    *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "pard", "kangaroo", "medusa", "hydra", "hydra++"),
-    *("mlp_speculator", "eagle", "eagle2", "eagle3", "p_eagle", "mtp", "dflash", "dspark", "diffuspec", "deer"),
+    *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "pard", "kangaroo", "medusa", "hydra"),
+    *(
+        "hydra++",
+        "clover",
+        "mlp_speculator",
+        "eagle",
+        "eagle2",
+        "eagle3",
+        "p_eagle",
+        "mtp",
+        "dflash",
+        "dspark",
+        "diffuspec",
+        "deer",
+    ),
     "tli",
     "slem",
 )

@@ -24,6 +24,7 @@ BLOCK = {"layer": LAYER, "taps": (0, 1), "num_layers": 2, "block_size": 3, "mask
 METHODS: dict[str, dict[str, Any]] = {
     "medusa": {"num_heads": 2},
     "hydra": {"num_heads": 2},
+    "clover": {"num_heads": 2, "layer": LAYER},
     "eagle": {"layer": LAYER},
     "eagle3": {"layer": LAYER, "taps": (0, 1, 2)},
     "p_eagle": {"layer": LAYER, "taps": (0, 1, 2), "mask_token_id": 3},

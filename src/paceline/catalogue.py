@@ -205,6 +205,14 @@ DRAFTERS: Mapping[str, Entry] = {
         "Hydra: sequentially-dependent draft heads for Medusa decoding (arXiv:2402.05109)",
         published={"controller": "ppd", "max_nodes": 63, "max_depth": 4},
     ),
+    "clover": Entry(
+        "paceline.drafters.heads.clover:CloverDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "heads trained for the target"),
+        "Clover: regressive lightweight speculative decoding with sequential knowledge (arXiv:2405.00263)",
+        published={"controller": "ppd", "max_nodes": 63, "max_depth": 4},
+    ),
     "mlp_speculator": Entry(
         "paceline.drafters.heads.mlp_speculator:MLPSpeculatorDrafter",
         "head",
@@ -595,6 +603,7 @@ TRAINERS: Mapping[str, Entry] = {
     "dspark": Entry("paceline.training.dspark:DSparkTrainer", "head", paper="DSpark (arXiv:2607.05147)"),
     "hydra++": Entry("paceline.training.hydra:HydraPlusTrainer", "head", paper="Hydra++ (arXiv:2402.05109)"),
     "hydra": Entry("paceline.training.hydra:HydraTrainer", "head", paper="Hydra (arXiv:2402.05109)"),
+    "clover": Entry("paceline.training.clover:CloverTrainer", "head", paper="Clover (arXiv:2405.00263)"),
     "medusa": Entry("paceline.training.medusa:MedusaTrainer", "head", paper="Medusa-1 (arXiv:2401.10774)"),
     "medusa2": Entry("paceline.training.medusa2:Medusa2Trainer", "head and model", paper="Medusa-2 (arXiv:2401.10774)"),
     "mlp_speculator": Entry(

@@ -54,10 +54,11 @@ PATHS: list[tuple[Any, int, int, dict[str, Any]]] = [
     ("medusa", VOCAB, 2, {}),
     ("hydra", 9, 5, {"num_layers": 2}),
     ("hydra++", VOCAB, 1, {"layer": LAYER}),
+    ("clover", 9, 0, {"layer": LAYER}),
     ("mlp_speculator", VOCAB, 2, {"inner_size": 6, "scale_input": True}),
 ]
 """Method, tokens that it drafts, a seed with which some of its drafts are accepted, and more of its config."""
-MEDUSA, HYDRA, HYDRA_PLUS, MLP = (
+MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, MLP = (
     written_head(own, head_weights(own, shared=False, seed=seed))
     for own, seed in (
         (HeadConfig(method=name, hidden_size=8, vocab_size=VOCAB, draft_vocab_size=tokens, num_heads=3, **more), seed)
@@ -78,7 +79,22 @@ DFLASH, DSPARK, DSPARK_RNN = (
         for name, tokens, seed, more in BLOCKS
     )
 )
-STAND_INS = (ADAPTER, MUTE, MEDUSA, HYDRA, HYDRA_PLUS, MLP, EAGLE, EAGLE3, P_EAGLE, MTP, DFLASH, DSPARK, DSPARK_RNN)
+STAND_INS = (
+    ADAPTER,
+    MUTE,
+    MEDUSA,
+    HYDRA,
+    HYDRA_PLUS,
+    CLOVER,
+    MLP,
+    EAGLE,
+    EAGLE3,
+    P_EAGLE,
+    MTP,
+    DFLASH,
+    DSPARK,
+    DSPARK_RNN,
+)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
 TENANTS = ("", "tenant 0", "tenant 1")
@@ -223,6 +239,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": HYDRA_PLUS},
         {"model": HYDRA_PLUS, "tree_policy": "eagle2", "tree_width": 3},
         {"model": HYDRA_PLUS, "tree_policy": "rsd_s", "draft_context": None},
+    ],
+    "clover": [
+        {"model": CLOVER},
+        {"model": CLOVER, "tree_width": 3, "draft_context": None},
+        {"model": CLOVER, "tree_policy": "rsd_s", "num_speculative_tokens": 2},
     ],
     "mlp_speculator": [
         {"model": MLP},

@@ -1,10 +1,11 @@
-"""Hydra's heads and the MLP speculator's: what they predict on a path is what the papers say of these tokens, and
-Hydra++ sees committed tokens alone.
+"""Hydra's heads, Clover's and the MLP speculator's: what they predict on a path is what the papers say of these tokens,
+and the layer of Hydra++ and Clover sees committed tokens alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,33 @@ from torch.nn import functional as F
 
 from benchmarks.stand_ins import head_weights, written_head
 from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.heads.clover import CloverDrafter
 from paceline.drafters.heads.hydra import HydraDrafter, HydraPlusDrafter
 from paceline.drafters.heads.mlp_speculator import MLPSpeculatorDrafter
 from paceline.errors import CheckpointError, ConfigError
 from paceline.models import load_runner
 from paceline.models.heads import HeadConfig, HydraHead, MedusaHead
+from paceline.models.runners import CloverHead
+from paceline.training.batches import Batch
+from paceline.training.clover import CloverTrainer
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict, from_paths
 
 PROMPT = [(7 * i) % 500 + 4 for i in range(300)]
 """Longer than the rows of a compiled pass."""
-DRAFTERS: dict[str, Any] = {"hydra": HydraDrafter, "hydra++": HydraPlusDrafter, "mlp_speculator": MLPSpeculatorDrafter}
+DRAFTERS: dict[str, Any] = {
+    "hydra": HydraDrafter,
+    "hydra++": HydraPlusDrafter,
+    "clover": CloverDrafter,
+    "mlp_speculator": MLPSpeculatorDrafter,
+}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "hydra": ("hydra", {"num_layers": 2}),
     "hydra++": ("hydra++", {"num_layers": 3}),
+    "clover": ("clover", {"num_layers": 2}),
     "mlp_speculator": ("mlp_speculator", {"inner_size": 24}),
     "tied": ("mlp_speculator", {"inner_size": 24, "tie_weights": True, "scale_input": True}),
 }
+WITH_PREFIX = ("hydra++", "clover")
 Weights = dict[str, torch.Tensor]
 
 
@@ -59,7 +71,7 @@ def config(kind: str, info: Any) -> HeadConfig:
         vocab_size=info.vocab_size,
         draft_vocab_size=300,
         num_heads=3,
-        layer=layer if method == "hydra++" else {},
+        layer=layer if method in WITH_PREFIX else {},
         **more,
     )
 
@@ -90,6 +102,25 @@ def prefix(config: HeadConfig, weights: Weights, states: torch.Tensor) -> torch.
     return reference.norm(x, own["layers.0.norm.weight"], eps) if "layers.0.norm.weight" in own else x
 
 
+def clover(config: HeadConfig, weights: Weights, state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """(hidden,) what the head behind len(rows) tokens makes of the block's state (hidden,) and the tokens' rows."""
+    for row in rows:
+        read = row / row.square().mean().sqrt()
+        q = affine(
+            weights,
+            "decoder.q_proj",
+            reference.norm(state, weights["decoder.norm.weight"], config.layer["rms_norm_eps"]),
+        )
+        k, v = affine(weights, "decoder.k_proj", read), affine(weights, "decoder.v_proj", read)
+        sizes = q.view(2, -1), k.view(2, -1), v.view(2, -1)  # two attention heads
+        added = [q @ k / (q.norm() * k.norm()) * v for q, k, v in zip(*sizes, strict=True)]
+        state = state + torch.cat(added)
+    name = f"heads.{len(rows) - 1}.blocks"
+    for block in range(config.num_layers):
+        state = state + F.silu(affine(weights, f"{name}.{block}", state))
+    return state
+
+
 def speculator(config: HeadConfig, weights: Weights, state: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
     """(v,) logits behind tokens: as in IBM's server, the state is not weighed down but the embedding up."""
     kept = 0.5 ** (0.5 / config.num_heads)
@@ -113,7 +144,7 @@ class World:
         self.config = config(kind, info)
         self.weights = head_weights(self.config, shared=False)
         self.weights |= {"draft_to_target": torch.arange(300) * 7 + 3}
-        if kind == "hydra":  # the target's embedding and head, as trained heads have them
+        if kind in ("hydra", "clover"):  # the target's embedding and head, as trained heads have them
             shared = ("embed.weight", "head.weight", "head.bias")
             self.weights = {name: one for name, one in self.weights.items() if not name.endswith(shared)}
         for name in [name for name in self.weights if name.startswith("prefix.") and name.endswith(".bias")]:
@@ -122,7 +153,8 @@ class World:
         self.drafter = DRAFTERS[self.config.method](args, model=written_head(self.config, self.weights), **options)
         stored = load_file(folder / "model.safetensors")
         self.embedding = self.weights.get("embed.weight", stored["model.embed_tokens.weight"])
-        self.head = stored["lm_head.weight"][self.weights["draft_to_target"]]
+        self.every_row = stored["lm_head.weight"]
+        self.head = self.every_row[self.weights["draft_to_target"]]
         self.cache = self.target.open()
         self.tokens, self.states = list(PROMPT), self.extended(PROMPT[:-1])
 
@@ -147,7 +179,10 @@ class World:
         if self.config.method == "mlp_speculator":
             return speculator(self.config, self.weights, self.states[-1], tokens)
         plus = self.config.method == "hydra++"
-        state = (prefix(self.config, self.weights, self.states) if plus else self.states)[-1]
+        begun = prefix(self.config, self.weights, self.states) if self.config.method in WITH_PREFIX else self.states
+        state = begun[-1]
+        if self.config.method == "clover":
+            return self.head @ clover(self.config, self.weights, state, self.every_row[list(tokens)])
         x = hydra(self.config, self.weights, state, self.embedding[list(tokens)])
         name = f"heads.{len(tokens) - 1}.head"
         return affine(self.weights, name, x) if plus else self.head @ x
@@ -208,6 +243,7 @@ def test_a_controllers_shape_is_drafted_unless_a_policy_is_named(folder: Path) -
     for kind, options, follows in (
         ("hydra", {}, True),
         ("hydra++", {}, True),
+        ("clover", {}, True),
         ("hydra", {"tree_width": 1}, False),
         ("hydra", {"draft_sample_method": "probabilistic"}, False),
         ("mlp_speculator", {}, False),
@@ -259,9 +295,11 @@ def cached(world: World, cache: Any) -> torch.Tensor:
     return world.drafter.head.runner.arena.layers[0][torch.as_tensor(cache.slot_index(0, cache.length))]
 
 
-@pytest.mark.parametrize("size", ["folder", "wide"])
-def test_the_prefix_layer_sees_what_was_committed_and_nothing_else(size: str, request: pytest.FixtureRequest) -> None:
-    world = World(request.getfixturevalue(size), "hydra++", tree_width=3, draft_context=None)
+@pytest.mark.parametrize(("size", "kind"), [("folder", "hydra++"), ("wide", "hydra++"), ("wide", "clover")])
+def test_the_prefix_layer_sees_what_was_committed_and_nothing_else(
+    size: str, kind: str, request: pytest.FixtureRequest
+) -> None:
+    world = World(request.getfixturevalue(size), kind, tree_width=3, draft_context=None)
     state = world.begin()
     for turn in range(6):
         tree = world.propose(state, 8, 3)
@@ -292,6 +330,49 @@ def test_the_prefix_layer_stays_in_its_memory(folder: Path) -> None:
     assert world.propose(state, 3) is EMPTY_TREE
     world.drafter.end([state, twin])
     assert world.drafter.head.runner.memory.used == before
+
+
+# ------------------------------------------------------------------------------------------------ Clover
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_where_values_are_zero_clover_is_medusa_on_what_the_block_makes(folder: Path, adds: bool) -> None:
+    """The tokens matter through the values alone."""
+    world = World(folder, "clover")
+    scale = 1.0 if adds else 0.0
+    named = {
+        name: scale * one if "v_proj" in name and "decoder" in name else one for name, one in world.weights.items()
+    }
+    head = CloverHead(written_head(world.config, named), world.target)
+    own = {name: one for name, one in named.items() if not name.startswith(("prefix.", "decoder."))}
+    medusa = MedusaHead(written_head(replace(world.config, method="medusa", layer={}), own), world.target)
+    begun = head.read([head.open()], [len(world.states)], world.states)
+    memory = head.begin(begun)
+    for depth, token in enumerate((5, 300, 7)):
+        step = head.step(memory, [token], depth)
+        memory = step.memory
+        assert close(step.logits, medusa.logits(begun, depth)) is not adds
+    assert close(memory, begun) is not adds
+
+
+def test_every_loss_of_clover_reaches_the_block_and_the_tokens_before() -> None:
+    """Through the state that goes from head to head; not what lies behind the head's last token."""
+    layer = {"num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 64}
+    sizes = {"hidden_size": 16, "vocab_size": 30, "draft_vocab_size": 30, "num_heads": 3}
+    trainer = CloverTrainer(HeadConfig(method="clover", layer=layer, **sizes), torch.randn(30, 16))  # type: ignore[arg-type]
+    for parameter in trainer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    trainer.table = torch.randn(30, 16).requires_grad_()
+    text = torch.arange(10)[None]
+    here, nothing = torch.zeros(1, 10, dtype=torch.int64), torch.zeros(1, 10, 0)
+    batch = Batch(text, here, text, text, torch.ones(1, 10, dtype=torch.bool), nothing, nothing, torch.randn(1, 10, 16))
+    for depth, (at, _, states) in enumerate(trainer.head_states(batch)):
+        trainer.zero_grad()
+        trainer.table.grad = None
+        states[at == 2].sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        assert trainer.table.grad is not None
+        assert trainer.table.grad.any(1).nonzero().squeeze(1).tolist() == [3, 4, 5][: depth + 1]
+        assert all(part.grad.any() for part in trainer.prefix.parameters())
 
 
 # ------------------------------------------------------------------------------------------------ errors

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from paceline.errors import PromptError
+from paceline.models.added_rows import ScoresAddedRows
 from paceline.models.base import Capabilities, LayerPlan, ModelInfo, PassResult, Runner, SequenceCache
 from paceline.models.block_memory import HasMemory
 from paceline.models.inputs import NO_INPUTS, Inputs
@@ -114,6 +115,7 @@ PROTOCOLS: Final[Mapping[str, type]] = {
     "head": HasHead,
     "input_embeddings": HasEmbedding,
     "blocks": HasMemory,
+    "added_rows": ScoresAddedRows,
 }
 """Abilities that a runner's methods and attributes show."""
 

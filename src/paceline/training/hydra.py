@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from paceline.models.heads import HeadConfig, HeadMethod
 from paceline.training.batches import Batch
-from paceline.training.layer import RMSNorm, TrainableDecoderLayer
+from paceline.training.layer import PrefixLayer
 from paceline.training.path_trainer import PathTrainer, residual_blocks, through
 
 if TYPE_CHECKING:
@@ -76,15 +76,6 @@ class HydraTrainer(PathTrainer):
         return batch.final
 
 
-class _PrefixLayer(TrainableDecoderLayer):
-    def __init__(self, layer: Mapping[str, Any], hidden: int) -> None:
-        super().__init__(layer, hidden, hidden)
-        self.input_layernorm = RMSNorm(hidden, layer.get("rms_norm_eps") or 1e-6)
-        with torch.no_grad():
-            for part in (self.self_attn["o_proj"], self.mlp["down_proj"]):
-                cast(nn.Linear, part).weight.zero_()
-
-
 class HydraPlusTrainer(HydraTrainer):
     """Trains Hydra++ heads: of four blocks each, behind a decoder layer that adds nothing at first."""
 
@@ -92,8 +83,7 @@ class HydraPlusTrainer(HydraTrainer):
 
     def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 4) -> None:
         super().__init__(config, rows, depths)
-        self.prefix = _PrefixLayer(config.layer, config.hidden_size)
+        self.prefix = PrefixLayer(config.layer, config.hidden_size)
 
     def starts(self, batch: Batch) -> Tensor:
-        q, keys = self.prefix.read(self.prefix.input_layernorm(batch.final), batch.positions)
-        return self.prefix.finish(batch.final, self.prefix.attend(q, keys, (), batch.visible()))
+        return cast(Tensor, self.prefix(batch))

@@ -6,11 +6,13 @@ Axes: b = rows, t = tokens, m = places of queries, h = heads, g = key-value head
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from paceline.training.batches import Batch
 
 Keys = tuple[Tensor, Tensor]
 """Keys and values (b, g, t, e)."""
@@ -105,6 +107,22 @@ class TrainableDecoderLayer(AttentionLayer):
         y = self.post_attention_layernorm(x)
         states: Tensor = x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y))
         return states
+
+
+class PrefixLayer(TrainableDecoderLayer):
+    """A layer over the target's states of a text, which adds nothing at first."""
+
+    def __init__(self, layer: Mapping[str, Any], hidden: int) -> None:
+        super().__init__(layer, hidden, hidden)
+        self.input_layernorm = RMSNorm(hidden, layer.get("rms_norm_eps") or 1e-6)
+        with torch.no_grad():
+            for part in (self.self_attn["o_proj"], self.mlp["down_proj"]):
+                cast(nn.Linear, part).weight.zero_()
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(b, t, hidden) what it makes of the states behind the target's final norm."""
+        q, keys = self.read(self.input_layernorm(batch.final), batch.positions)
+        return self.finish(batch.final, self.attend(q, keys, (), batch.visible()))
 
 
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

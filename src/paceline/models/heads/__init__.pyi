@@ -15,6 +15,8 @@ from .hydra_head import HydraHead as HydraHead
 from .medusa_head import MedusaHead as MedusaHead
 from .mlp_speculator_head import MLPSpeculatorHead as MLPSpeculatorHead
 from .path_heads import PathHeads as PathHeads
+from .path_heads import regressive as regressive
+from .path_heads import unit_rows as unit_rows
 from .shared_rows import target_bias as target_bias
 from .shared_rows import target_rows as target_rows
 from .source_draft_files import SourceDraft as SourceDraft

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from math import gcd
 from typing import Any, Final, Literal, get_args
 
 from paceline.utils import choice, integer, need, reject_unknown
 
 HeadMethod = Literal[
-    "medusa", "hydra", "hydra++", "eagle", "eagle3", "p_eagle", "mtp", "mlp_speculator", "dflash", "dspark"
+    "medusa", "hydra", "hydra++", "clover", "eagle", "eagle3", "p_eagle", "mtp", "mlp_speculator", "dflash", "dspark"
 ]
 HEAD_METHODS: Final[tuple[str, ...]] = get_args(HeadMethod)
 
 BLOCKS: Final = ("dflash", "dspark")
 """Methods with decoder layers that make all drafts in one pass over a block."""
 
-WITH_LAYER: Final = ("hydra++", "eagle", "eagle3", "p_eagle", "mtp", *BLOCKS)
+WITH_LAYER: Final = ("hydra++", "clover", "eagle", "eagle3", "p_eagle", "mtp", *BLOCKS)
 SINGLE: Final = ("eagle", "eagle3", "p_eagle", "mtp")
 """Methods with decoder layers, and those of them that have one head, which drafts all tokens."""
 
@@ -59,9 +60,10 @@ class HeadConfig:
         method: what it is.
         hidden_size, vocab_size: of the target.
         draft_vocab_size: tokens that it can draft; fewer than `vocab_size` where its vocabulary is reduced.
-        num_heads: tokens ahead that have heads of their own (medusa, hydra, mlp_speculator); 1 for the others.
-        num_layers: residual blocks of a head (medusa, hydra), or decoder layers: 1 for eagle, eagle3 and mtp, any
-            number for p_eagle, dflash and dspark.
+        num_heads: tokens ahead that have heads of their own (medusa, hydra, clover, mlp_speculator); 1 for the
+            others.
+        num_layers: residual blocks of a head (medusa, hydra, clover), or decoder layers: 1 for eagle, eagle3 and mtp,
+            any number for p_eagle, dflash and dspark.
         taps: layers of the target whose states it reads, as a runner numbers them: k is the output of layer k counted
             from 0, -1 the embedding, the number of layers the state after the final norm. None given: the last layer's.
         normed: where no taps are given, the state after the final norm is read, not the one before it.
@@ -189,6 +191,11 @@ class HeadConfig:
         """Dimensions of an attention head of the decoder layer."""
         size: int = self.layer.get("head_dim") or self.hidden_size // self.layer["num_attention_heads"]
         return size
+
+    @property
+    def regressive_heads(self) -> int:
+        """Attention heads of clover's decoder: as many as its layer has, or as of these divide the width of a state."""
+        return gcd(self.layer["num_attention_heads"], self.hidden_size)
 
     def taps_in(self, num_layers: int) -> tuple[int, ...]:
         """The layers of a target of so many layers whose states are read."""

@@ -5,6 +5,8 @@
     medusa          heads.K.blocks.J, heads.K.head where it is not shared
     hydra           the same, and heads.K.reduce; block 0 and reduce read the state and K + 1 embeddings
     hydra++         and prefix.*, a decoder layer, and prefix.norm, behind it where there is one
+    clover          as medusa, and prefix.* as hydra++; decoder.norm, .q_proj, .k_proj, .v_proj (hidden, hidden) for all
+                    heads; embed holds rows by which tokens are read, in the place of the target's head's
     eagle           fc (hidden, 2 hidden) on [embedding; state]; layers.0.*; norm, the target's, where it reads states
                     before that one
     mtp             fc (hidden, 2 hidden) on [embed_norm(embedding); state_norm(state)]; layers.0.*; norm
@@ -71,9 +73,7 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
         yield from _tapped(config)
     else:
         yield from _residual_heads(config)
-        if config.method == "hydra++":
-            yield from _layer(config, "prefix.", d, normed=True)
-            yield HeadTensor("prefix.norm.weight", (d,), optional=True)
+        yield from _before_heads(config)
 
 
 def _tapped(config: HeadConfig) -> Iterator[HeadTensor]:
@@ -106,15 +106,27 @@ def _linear(name: str, outputs: int, inputs: int) -> Iterator[HeadTensor]:
 
 
 def _residual_heads(config: HeadConfig) -> Iterator[HeadTensor]:
-    d = config.hidden_size
+    d, on_state = config.hidden_size, config.method in ("medusa", "clover")
     for head in range(config.num_heads):
-        first = d if config.method == "medusa" else (head + 2) * d
+        first = d if on_state else (head + 2) * d
         for block in range(config.num_layers):
             yield from _linear(f"heads.{head}.blocks.{block}", d, d if block else first)
-        if config.method != "medusa":
+        if not on_state:
             yield from _linear(f"heads.{head}.reduce", d, first)
             yield HeadTensor(f"heads.{head}.head.bias", (config.draft_vocab_size,), optional=True)
         yield HeadTensor(f"heads.{head}.head.weight", (config.draft_vocab_size, d), optional=True)
+
+
+def _before_heads(config: HeadConfig) -> Iterator[HeadTensor]:
+    """What residual heads have in common, and which makes the states that they read."""
+    d = config.hidden_size
+    if config.method == "clover":
+        yield HeadTensor("decoder.norm.weight", (d,))
+        for name in "qkv":
+            yield from _linear(f"decoder.{name}_proj", d, d)
+    if config.method in ("hydra++", "clover"):
+        yield from _layer(config, "prefix.", d, normed=True)
+        yield HeadTensor("prefix.norm.weight", (d,), optional=True)
 
 
 def _block(config: HeadConfig) -> Iterator[HeadTensor]:

@@ -104,3 +104,16 @@ def residual(blocks: Sequence[Map], x: torch.Tensor) -> torch.Tensor:
     for block in blocks:
         x = x + F.silu(block(x))
     return x
+
+
+def regressive(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads: int) -> torch.Tensor:
+    """(r, d) values weighted by the cosine of query and key in each of the heads, all (r, d)."""
+    q, k, v = (rows.unflatten(-1, (heads, -1)) for rows in (queries, keys, values))
+    weighted: torch.Tensor = F.cosine_similarity(q, k, dim=-1, eps=1e-6).unsqueeze(-1) * v
+    return weighted.flatten(-2)
+
+
+def unit_rows(rows: torch.Tensor) -> torch.Tensor:
+    """(v, d) rows, each with a root mean square of 1."""
+    units: torch.Tensor = F.normalize(rows, dim=1)
+    return units.mul_(rows.shape[1] ** 0.5)

@@ -1,6 +1,7 @@
 from .adapter import Adapter as Adapter
 from .block_head import BlockHead as BlockHead
 from .block_head import BlockRows as BlockRows
+from .clover_head import CloverHead as CloverHead
 from .denoiser import NativeDenoiser as NativeDenoiser
 from .encoder_decoder import EncoderDecoderRunner as EncoderDecoderRunner
 from .feature_head import FeatureHead as FeatureHead
@@ -14,5 +15,6 @@ from .layer_drafts import resuming_pays as resuming_pays
 from .longrope import native_of as native_of
 from .mtp_head import load_mtp_head as load_mtp_head
 from .native import NativeRunner as NativeRunner
+from .prefix_heads import PrefixHeads as PrefixHeads
 from .recurrent import RecurrentRunner as RecurrentRunner
 from .source_draft import SourceDraftRunner as SourceDraftRunner

@@ -21,8 +21,9 @@ from typing import Final
 import torch
 
 from paceline.checkpoints import BLOCKS, Blocks, form_of, is_mixed, is_quantized, kinds_of
-from paceline.errors import ConfigError
+from paceline.errors import CapabilityError, ConfigError
 from paceline.models.abilities import check_inputs
+from paceline.models.added_rows import AddedRows
 from paceline.models.attention.segments import (
     Segment,
     chunk,
@@ -46,6 +47,7 @@ from paceline.models.passes.eligibility import fits
 from paceline.models.passes.graphs import ScoringGraphs
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.strict import StrictPasses
+from paceline.models.runners.added_pass import AddedPass, make_room
 from paceline.models.spec import ModelSpec
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
@@ -239,6 +241,37 @@ class NativeRunner(StateOperations[NativeCache]):
         if result is None:
             result = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
         return Scores(result.logits, offsets(segments), result.taps, result.best)
+
+    @torch.inference_mode()
+    def score_added(
+        self,
+        caches: Sequence[State],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        added: Sequence[AddedRows],
+        *,
+        taps: Sequence[int] = (),
+    ) -> tuple[Scores, Scores]:
+        """See `ScoresAddedRows.score_added`."""
+        if self.spec.states and any(rows.layer for rows in added):
+            raise CapabilityError(f"{self.info.name} has recurrent states, and takes rows before its first layer alone")
+        check_score(self.info, caches, trees)
+        self._check_fed(roots, trees)
+        segments = self._segments(caches, trees, None)
+        make_room(segments, added)
+        result = AddedPass(self._run_added, self.embed, segments, fed_tokens(roots, trees, segments))
+        return result.scores(added, taps)
+
+    def _run_added(
+        self,
+        segments: Sequence[Segment],
+        fed: Sequence[int] | torch.Tensor,
+        plan: LayerPlan,
+        taps: Collection[int],
+        states: bool,
+    ) -> PassResult:
+        """See `models.runners.added_pass.Run`."""
+        return self._pass(segments, fed, plan=plan, taps=taps, logits=() if states else None, states=states)
 
     def _check_fed(self, roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
         check_tokens(self.info, roots, self._rows)

@@ -48,6 +48,7 @@ class RecurrentRunner(StateOperations[CompositeState]):
         self.capabilities = native.capabilities.within(abilities)
         self.memory = self._memory()
         self.extend, self.extend_embeddings, self.score = native.extend, native.extend_embeddings, native.score
+        self.score_added = native.score_added
         self.embed, self.head = native.embed, native.head
         if not spec.shares_across_layers:
             self.run_layers = native.run_layers
