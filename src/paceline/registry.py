@@ -61,6 +61,7 @@ ABILITIES: Final = {
     "input_embeddings": "takes embeddings in place of tokens",
     "fork": "can copy a running sequence",
     "blocks": "keeps its caches in blocks",
+    "last_keys": "shows the keys and values of its last layer",
     "truncate": "can take back tokens that it has read",
     "drafts": "scores several tokens in less than a pass for each",
 }
@@ -116,7 +117,7 @@ def lookup(family: str, name: str) -> Entry:
     if family == "drafters" and name in LEARNED_HEADS:
         raise ConfigError(
             f"drafter {name!r}: heads of this kind are not available; use those of dflash, dspark, eagle, eagle3, "
-            'p_eagle, mtp, medusa, hydra or mlp_speculator, "auto", or another one of `paceline methods`'
+            'p_eagle, longspec, mtp, medusa, hydra or mlp_speculator, "auto", or another one of `paceline methods`'
         )
     near = get_close_matches(name.lower(), entries, n=3, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(entries))}"
