@@ -30,7 +30,10 @@ DRAFT: Config = {"method": "draft_model", "model": str(BUNDLED / "draft"), **GUE
 NEAR = {"draft_context": 64, "draft_masks": 8}
 TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
 WIDTH, VOCAB, KV_HEADS = 256, 6144, 2
-HEADS = ("medusa", "hydra", "hydra++", "mlp_speculator", "eagle", "eagle3", "p_eagle", "longspec", "mtp", "dflash", "dspark")
+HEADS = (
+    *("medusa", "hydra", "hydra++", "mlp_speculator", "eagle", "eagle3", "p_eagle", "longspec", "mtp", "dflash"),
+    "dspark",
+)
 
 NEED_A_PAIR = (
     *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "pard", "kangaroo", "medusa", "hydra", "hydra++"),

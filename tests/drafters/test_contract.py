@@ -80,7 +80,22 @@ DFLASH, DSPARK, DSPARK_RNN = (
         for name, tokens, seed, more in BLOCKS
     )
 )
-STAND_INS = (ADAPTER, MUTE, MEDUSA, HYDRA, HYDRA_PLUS, MLP, EAGLE, EAGLE3, P_EAGLE, LONGSPEC, MTP, DFLASH, DSPARK, DSPARK_RNN)
+STAND_INS = (
+    ADAPTER,
+    MUTE,
+    MEDUSA,
+    HYDRA,
+    HYDRA_PLUS,
+    MLP,
+    EAGLE,
+    EAGLE3,
+    P_EAGLE,
+    LONGSPEC,
+    MTP,
+    DFLASH,
+    DSPARK,
+    DSPARK_RNN,
+)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
 TENANTS = ("", "tenant 0", "tenant 1")

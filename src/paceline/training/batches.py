@@ -141,7 +141,7 @@ class TargetView:
 
     def __init__(self, runner: Runner, layers: Sequence[int] | None, vocabulary: Tensor, *, keep_bytes: int) -> None:
         self.runner, self.vocabulary = runner, vocabulary
-        self.layers: tuple[int | str, ...] = tuple(layers or ())
+        self.layers = tuple(layers or ())
         self.reads = layers is not None
         self.rows = target_rows(cast(Any, runner), runner.info, vocabulary).float().clone()
         self._column = torch.full((runner.info.vocab_size,), -1, dtype=torch.int64)
@@ -149,6 +149,11 @@ class TargetView:
         self._kept: dict[Document, tuple[Tensor, ...]] = {}
         self._left = keep_bytes
         self.shards: StateShards | None = None
+
+    @property
+    def parts(self) -> Sequence[int | str]:
+        """What is read of a token beside its state behind the final norm, as it is called on disk."""
+        return self.layers
 
     @property
     def width(self) -> int:

@@ -5,12 +5,12 @@
     cross-attention: the target's keys and values of the tokens up to j - s           (b, t, 2 g, e)
     loss: cross-entropy against the target's distribution of the token, over the draft vocabulary
 
-*Flash noisy training*: at depth k of a draft the newest token that the target has cached lies k + 1 tokens back, so that
-s is drawn from 1 to `max_shift` in each step; it is judged at depth k with s = k + 1. *Anchor-offset positions*: the
-first 0 to `max_sinks` positions of a text stay as they are, the others move on by a random number, so that a head which
-has learned from short texts has seen distances as there are in long ones. The target reads its texts once, at their own
-positions; its keys are rotated on with the tokens, which for rotary embeddings is the same but for what it would have
-made of its sinks.
+*Flash noisy training*: at depth k of a draft the newest token that the target has cached lies k + 1 tokens back, so
+that s is drawn from 1 to `max_shift` in each step; it is judged at depth k with s = k + 1. *Anchor-offset positions*:
+the first 0 to `max_sinks` positions of a text stay as they are, the others move on by a random number, so that a head
+which has learned from short texts has seen distances as there are in long ones. The target reads its texts once, at
+their own positions; its keys are rotated on with the tokens, which for rotary embeddings is the same but for what it
+would have made of its sinks.
 
 Source: LongSpec: long-context lossless speculative decoding with efficient drafting and verification
 (arXiv:2502.17421); what the paper leaves open as in sail-sg/LongSpec.
@@ -18,7 +18,7 @@ Source: LongSpec: long-context lossless speculative decoding with efficient draf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -76,13 +76,16 @@ class KeysView(TargetView):
             )
         super().__init__(runner, (), vocabulary, keep_bytes=keep_bytes)
         self.keys: LastKeys = runner.last_keys
-        self.layers = (PART,)
+
+    @property
+    def parts(self) -> Sequence[int | str]:
+        return (PART,)
 
     @property
     def width(self) -> int:
         return 2 * self.keys.kv_heads * self.keys.head_dim
 
-    def _computed(self, documents: list[Document]) -> Iterator[tuple[Tensor, ...]]:  # type: ignore[override]
+    def _computed(self, documents: Sequence[Document]) -> Iterator[tuple[Tensor, ...]]:
         last = self.runner.info.num_layers
         for document in documents:
             cache = self.runner.open()

@@ -95,9 +95,7 @@ class LongSpecDrafter(HeadDrafter[LongSpecState]):
     def _chains(self, states: Sequence[LongSpecState], chains: Sequence[ChainDraft]) -> list[TokenTree]:
         active = list(zip(self._opened(states), chains, strict=True))
         while active:
-            self._vocabulary.add_level(
-                [chain for _, chain in active], self.head.step([inputs for inputs, _ in active])
-            )
+            self._vocabulary.add_level([chain for _, chain in active], self.head.step([inputs for inputs, _ in active]))
             active = [(inputs, chain) for inputs, chain in active if chain.wants_more]
             for inputs, chain in active:
                 inputs.feed(chain.tokens[-1], len(chain.tokens) - 1)

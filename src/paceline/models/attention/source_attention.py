@@ -54,7 +54,8 @@ class SourceAttention:
             self.queries[layer] = queries
         parts = queries.split(self._rows)
         attended = [
-            attend_over(self._shape, part, memory.read(layer)) for part, memory in zip(parts, self._memories, strict=True)
+            attend_over(self._shape, part, memory.read(layer))
+            for part, memory in zip(parts, self._memories, strict=True)
         ]
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 

@@ -60,6 +60,10 @@ class KeyWriter(Protocol):
         """Write those of (r, g * h + 2 * h, d)."""
 
 
+class WritingStep(AttentionStep, KeyWriter, Protocol):
+    """Takes keys and values without attending to them as well."""
+
+
 class Masks:
     """Additive masks in the model's dtype, with constant parts made once.
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from paceline.models.attention.source_attention import ReadsSource
-from paceline.models.attention.tree_attention import AttentionStep, KeyWriter
+from paceline.models.attention.tree_attention import AttentionStep, KeyWriter, WritingStep
 from paceline.models.base import ALL_LAYERS, LayerPlan
 from paceline.models.layers.differential import DifferentialHeads
 from paceline.models.layers.linear import (
@@ -323,7 +323,7 @@ class Decoder:
     def keep(
         self,
         x: torch.Tensor,
-        step: KeyWriter,
+        step: WritingStep,
         rotations: Rotations,
         taps: Collection[int] = (),
         *,

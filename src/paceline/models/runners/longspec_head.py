@@ -53,7 +53,7 @@ class DraftInputs:
         most: tokens before an input that its self-attention sees.
     """
 
-    __slots__ = ("_drafted", "_done", "_length", "_most", "_paths", "_tokens", "_window", "source")
+    __slots__ = ("_done", "_drafted", "_length", "_most", "_paths", "_tokens", "_window", "source")
 
     def __init__(self, length: int, window: torch.Tensor, source: torch.Tensor, most: int) -> None:
         self._length, self._window, self._most, self.source = length, window, most, source
@@ -213,10 +213,12 @@ class _Source:
         """See `ReadsSource`; nothing is seen of an empty text."""
         rows = [len(own) for own in self._positions]
         turned = self._keys.turned(queries, [position for own in self._positions for position in own]).split(rows)
-        return torch.cat([
-            attend_over(self._shape, part, seen) if len(seen) else part.new_zeros(len(part), part[0].numel())
-            for part, seen in zip(turned, self._sources, strict=True)
-        ])
+        return torch.cat(
+            [
+                attend_over(self._shape, part, seen) if len(seen) else part.new_zeros(len(part), part[0].numel())
+                for part, seen in zip(turned, self._sources, strict=True)
+            ]
+        )
 
 
 def _source(target: Runner, config: HeadConfig, name: str) -> LastKeys:
