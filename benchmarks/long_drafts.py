@@ -67,7 +67,7 @@ def longspec_row(head: LongSpecHead, context: int, target: NativeCache) -> tuple
     (window,) = head.known([[5] * WINDOW], [context - WINDOW])
 
     def row() -> Any:
-        inputs = head.opened(context, window, head.source.read(target)[:context])
+        inputs = head.opened(context, window, target)
         inputs.feed(7)
         return head.step([inputs]).argmax().item()
 

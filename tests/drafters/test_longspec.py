@@ -163,7 +163,7 @@ def test_logits_are_those_of_a_plain_forward_pass(
     folder = request.getfixturevalue(size)
     for policy in ({}, {"tree_policy": "rsd_c", "tree_width": [2, 2]}):
         world = World(folder, more={} if draft_vocab else {"draft_vocab_size": len(load_vocab(folder))}, **policy)
-        assert world.target.info.passes == {"folder": "operators", "wide": "compiled"}[size]
+        assert world.drafter.head.passes == {"folder": "operators", "wide": "compiled"}[size]
         state = world.begin(temperature=1.0)
         for accepted in (1, 9):
             tree = world.propose(state, 6, 3)
@@ -203,13 +203,14 @@ def test_a_window_of_the_whole_text_is_full_attention(folder: Path) -> None:
     assert not close(rows[2], world.row())
 
 
-def test_a_text_of_one_token_is_drafted_from_itself(folder: Path) -> None:
-    """The target has cached nothing."""
+def test_nothing_is_drafted_behind_a_text_of_one_token(folder: Path) -> None:
+    """The target has cached nothing; the token behind it has something to go by."""
     world = World(folder)
-    world.tokens = [9]
-    row = world.propose(world.begin([9], world.target.open(), temperature=1.0), 1).trials_of(-1)[0].row
-    world.cross_attention = lambda x, keys, values: torch.zeros_like(x)  # type: ignore[method-assign]
-    assert close(row, world.row())
+    assert world.propose(world.begin([9], world.target.open()), 3) is EMPTY_TREE
+    cache = world.target.open()
+    world.target.extend([cache], [[9]])
+    world.tokens, state = [9, 11], world.begin([9, 11], cache, temperature=1.0)
+    assert close(world.propose(state, 1).trials_of(-1)[0].row, world.row())
 
 
 def test_several_sequences_at_once_are_each_alone(folder: Path) -> None:
@@ -225,7 +226,7 @@ def test_several_sequences_at_once_are_each_alone(folder: Path) -> None:
 
 
 @torch.inference_mode()
-def test_far_from_the_beginning_it_says_what_it_says_near(folder: Path) -> None:
+def test_far_from_the_beginning_it_says_what_it_says_near(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """30,000 positions further on, target's keys included. Negative control: keys that stay where they were."""
     world = World(folder)
     head, source, far = world.drafter.head, world.drafter.head.source, 30_000
@@ -234,9 +235,11 @@ def test_far_from_the_beginning_it_says_what_it_says_near(folder: Path) -> None:
 
     def said(further: int, seen: torch.Tensor) -> torch.Tensor:
         (window,) = head.known([text], [len(PROMPT) - 1 - WINDOW + further])
-        inputs = head.opened(len(PROMPT) - 1 + further, window, seen)
+        inputs = head.opened(len(PROMPT) - 1 + further, window, world.cache)
         inputs.feed(9, inputs.feed(PROMPT[-1]))
-        return head.step([inputs])
+        with monkeypatch.context() as patched:
+            patched.setattr(source, "read", lambda cache: seen)
+            return head.step([inputs])
 
     near = said(0, cached)
     moved = torch.cat((source.turned(keys[0], [far] * len(cached)), keys[1]), 1)
@@ -320,8 +323,9 @@ class Seen:
                 text = state.context.tokens
                 self.drafts += 1
                 self.scattered += not cast(NativeCache, state.context.target_cache()).in_order(None)
-                self.right += torch.allclose(inputs.source, self.fresh(text[:-1]), atol=1e-4)
-                self.late += torch.allclose(inputs.source, self.fresh(text[1:]), atol=1e-4)
+                read = self.keys.read(inputs.cache)
+                self.right += torch.allclose(read, self.fresh(text[:-1]), atol=1e-4)
+                self.late += torch.allclose(read, self.fresh(text[1:]), atol=1e-4)
             return found
 
         monkeypatch.setattr(LongSpecDrafter, "_opened", compared)

@@ -43,8 +43,8 @@ class LongSpecState:
 
     @property
     def knows_its_text(self) -> bool:
-        """It reads it from the context."""
-        return True
+        """It reads it from the context; of a text of one token the target has cached nothing."""
+        return len(self.context.tokens) > 1
 
 
 @with_growth_options
@@ -123,8 +123,7 @@ class LongSpecDrafter(HeadDrafter[LongSpecState]):
         opened = []
         for state in states:
             text = state.context.tokens
-            source = self.head.source.read(state.context.target_cache())[: len(text) - 1]
-            inputs = self.head.opened(len(text) - 1, state.window, source)
+            inputs = self.head.opened(len(text) - 1, state.window, state.context.target_cache())
             inputs.feed(text[-1])
             opened.append(inputs)
         return opened

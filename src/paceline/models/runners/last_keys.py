@@ -23,18 +23,19 @@ from paceline.models.state.parts import State, keys_of
 class ArenaKeys:
     """Those of one layer; see `models.abilities.LastKeys`.
 
-    Args:
-        rope: key of its rotary embedding; None where it has none.
+    Attributes:
+        arena, layer: where they are. rope: of its rotary embedding; None where it has none.
     """
 
-    def __init__(self, arena: Arena, rotary: Rotary, layer: int, rope: str | None, head_dim: int) -> None:
-        self._arena, self._rotary, self._rope = arena, rotary, rope
-        self.layer, self.kv_heads, self.head_dim = layer, arena.kv_heads, head_dim
+    def __init__(self, spec: ModelSpec, arena: Arena, rotary: Rotary, layer: int) -> None:
+        self._rotary, self._rope = rotary, spec.layers[layer].rope
+        self.arena, self.layer, self.rope = arena, layer, None if self._rope is None else spec.ropes[self._rope]
+        self.kv_heads, self.head_dim = spec.num_kv_heads, spec.head_dim
 
     @torch.inference_mode()
     def read(self, cache: State) -> torch.Tensor:
         """See `LastKeys.read`; a copy where the sequence's blocks are not adjacent."""
-        keys, cached = keys_of(cache), self._arena.layers[self.layer]
+        keys, cached = keys_of(cache), self.arena.layers[self.layer]
         if keys.in_order(None):
             return cached.narrow(0, keys.base, keys.length)
         return cached[torch.from_numpy(keys.slot_index(0, keys.length)).to(cached.device)]
@@ -58,4 +59,4 @@ def last_keys_of(spec: ModelSpec, arena: Arena, rotary: Rotary) -> ArenaKeys | N
     other = spec.latent is not None or spec.differential or spec.relative_bias is not None or spec.encoder is not None
     if not kept or other or rotary.depends_on_length:
         return None
-    return ArenaKeys(arena, rotary, kept[-1], spec.layers[kept[-1]].rope, spec.head_dim)
+    return ArenaKeys(spec, arena, rotary, kept[-1])

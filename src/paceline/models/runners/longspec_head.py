@@ -10,7 +10,8 @@ keeps of a text is as large for a long one as for a short one.
 Keys and values of self-attention depend on a token and its position alone. Those of a text's last tokens are kept, as
 many as the window has, and those of what is drafted while it is drafted; drafts see each other as a tree's nodes do.
 The target's are those of all tokens but the root and what is drafted behind it: the newest one at depth k lies k + 1
-tokens back, as in training. They are read where they lie.
+tokens back, as in training. They are read where they lie: by compiled passes, where such run the target, and else by
+PyTorch's operators, which make the rest of the layer in any case.
 
 Source: LongSpec: long-context lossless speculative decoding with efficient drafting and verification
 (arXiv:2502.17421); what the paper leaves open as in sail-sg/LongSpec.
@@ -21,26 +22,36 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from paceline.errors import CapabilityError, CheckpointError
 from paceline.models.abilities import LastKeys, ShowsLastKeys
+from paceline.models.attention.segments import Segment, TreeShape
 from paceline.models.attention.source_attention import attend_over
-from paceline.models.base import Runner
+from paceline.models.base import Runner, SequenceCache
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.head_files import read_head
 from paceline.models.heads.shared_rows import embedding_of, head_of
-from paceline.models.layers.decoder import PackedLayer
+from paceline.models.layers.decoder import CrossAttention, PackedLayer
 from paceline.models.layers.linear import Map, make_linear
 from paceline.models.layers.own_weights import OwnWeights, Weights
 from paceline.models.layers.rope import Rotary
+from paceline.models.passes.eligibility import fits
 from paceline.models.runners.feature_head import own_head_rows
+from paceline.models.runners.last_keys import ArenaKeys
 from paceline.models.runners.state_layer import layer_spec, of_layer
-from paceline.models.spec import AttentionShape, EncoderSpec, attention_shape
+from paceline.models.spec import AttentionShape, LayerSpec, ModelSpec, attention_shape
+from paceline.models.state.parts import keys_of
 
-CROSS = {"cross_attn.q_proj": "cross_q", "cross_attn.o_proj": "cross_o", "cross_layernorm": "cross_norm"}
+CROSS: Final = {"cross_attn.q_proj": "cross_q", "cross_attn.o_proj": "cross_o", "cross_layernorm": "cross_norm"}
+FIRST_HALF: Final = ("attn_norm", "qkv", "o")
+"""Canonical weights of self-attention."""
+
+Half = Callable[[torch.Tensor, Sequence["DraftInputs"]], torch.Tensor]
+"""States (r, hidden) behind the layer, of those behind its self-attention and the drafts that they belong to."""
 
 
 class DraftInputs:
@@ -49,14 +60,14 @@ class DraftInputs:
     Args:
         length: of the text before the root, which is at that position.
         window: (k, 2 g, e) the head's keys and values of the text's last k tokens.
-        source: (n, 2 g, e) those of the target's last layer, of the text's first n tokens.
+        cache: the target's, of the text before the root.
         most: tokens before an input that its self-attention sees.
     """
 
-    __slots__ = ("_done", "_drafted", "_length", "_most", "_paths", "_tokens", "_window", "source")
+    __slots__ = ("_done", "_drafted", "_length", "_most", "_paths", "_tokens", "_window", "cache")
 
-    def __init__(self, length: int, window: torch.Tensor, source: torch.Tensor, most: int) -> None:
-        self._length, self._window, self._most, self.source = length, window, most, source
+    def __init__(self, length: int, window: torch.Tensor, cache: SequenceCache, most: int) -> None:
+        self._length, self._window, self._most, self.cache = length, window, most, cache
         self._tokens: list[int] = []
         self._paths: list[tuple[int, ...]] = []
         self._drafted, self._done = window[:0], 0
@@ -83,10 +94,13 @@ class DraftInputs:
         self._drafted = torch.cat((self._drafted, keys_values))
         return torch.cat((self._window, self._drafted))
 
+    def done(self) -> None:
+        """The pass over these is over."""
+        self._done = len(self._tokens)
+
     def mask(self, like: torch.Tensor) -> torch.Tensor | None:
-        """(r, s) what is added to their scores, and they are done; None where they see everything."""
+        """(r, s) what is added to their scores; None where they see everything."""
         rows, known, inputs = self._paths[self._done :], len(self._window), len(self._tokens)
-        self._done = inputs
         sees = np.zeros((len(rows), known + inputs), np.bool_)
         for row, path in zip(sees, rows, strict=True):
             row[max(0, known + len(path) - 1 - self._most) : known] = True
@@ -103,8 +117,11 @@ class LongSpecHead:
         weights: by the names of `tensors_of`, on the target's device; taken out as they are packed.
         name: of the head, for messages.
     Attributes:
+        source: the target's keys and values.
         tokens: (n,) int64 the target's token of each column of logits; None where that is the column itself.
         window: tokens of a text whose keys and values are kept. token_bytes: of one of them.
+        none: (0, 2 g, e) those of an empty text.
+        passes: what attends to the target's keys: "compiled", or PyTorch's "operators".
     Raises:
         CapabilityError: a target that does not show its last keys, or gives no embedding or head where the head has
             none.
@@ -112,18 +129,20 @@ class LongSpecHead:
     """
 
     def __init__(self, config: HeadConfig, weights: Weights, target: Runner, *, name: str) -> None:
-        self.source = _source(target, config, name)
+        self.source, info = _source(target, config, name), target.info
         self.window = config.sliding_window or 0
         self.tokens = weights.pop("draft_to_target", None)
         self._embed = embedding_of(weights.pop("embed.weight", None), target, name)
         self._to_logits = _to_logits(weights, target, self.tokens, name)
-        spec = layer_spec(config, weights, "layers.0.")
-        own = replace(spec, encoder=EncoderSpec(model=spec))  # a layer that attends to something else as well
-        self._shape, info = attention_shape(own), target.info
-        self._rotary = Rotary(own.ropes, info.device, info.dtype)
+        spec, layer = layer_spec(config, weights, "layers.0."), _layer(weights)
+        first = replace(spec, layers=(LayerSpec(mlp=False),))
+        self._shape = attention_shape(first)
+        self._rotary = Rotary(first.ropes, info.device, info.dtype)
         if self._rotary.depends_on_length:
             raise CheckpointError(f"the head {name} has rotary angles that depend on the text's length; train it anew")
-        self._layer = PackedLayer(own, self._shape, 0, OwnWeights(_layer(weights), "", own, False, info.dtype))
+        own = {one: layer.pop(one) for one in list(layer) if one.split(".")[0] in FIRST_HALF}
+        self._attention = PackedLayer(first, self._shape, 0, OwnWeights(own, "", first, False, info.dtype))
+        self._rest, self.passes = _second_half(spec, layer, self.source, target)
         self.none = torch.empty(0, 2 * config.kv_heads, config.head_dim, device=info.device, dtype=info.dtype)
         self.token_bytes = self.none.shape[1] * self.none.shape[2] * self.none.itemsize
 
@@ -146,7 +165,7 @@ class LongSpecHead:
         """(k, 2 g, e) keys and values of known tokens, the first of each text at its position."""
         positions = [first + i for text, first in zip(texts, firsts, strict=True) for i in range(len(text))]
         taken = _Taken(self._shape)
-        self._layer.write_keys(
+        self._attention.write_keys(
             self._embedded([token for text in texts for token in text]), taken, self._rotary.at(positions, ())
         )
         return list(taken.keys_values.split([len(text) for text in texts]))
@@ -154,16 +173,17 @@ class LongSpecHead:
     @torch.inference_mode()
     def step(self, drafts: Sequence[DraftInputs]) -> torch.Tensor:
         """(r, n) logits behind the inputs that were fed since the last pass, draft by draft."""
-        positions = [draft.positions for draft in drafts]
+        rotations = self._rotary.at([position for draft in drafts for position in draft.positions], ())
         x = self._embedded([token for draft in drafts for token in draft.fed])
-        source = _Source(self._shape, self.source, [draft.source for draft in drafts], positions)
-        rotations = self._rotary.at([position for own in positions for position in own], ())
-        self._layer.run(x, _Window(self._shape, drafts), rotations, source=source)
-        return self._to_logits(x)
+        self._attention.run(x, _Window(self._shape, drafts), rotations)
+        states = self._rest(x, drafts)
+        for draft in drafts:
+            draft.done()
+        return self._to_logits(states)
 
-    def opened(self, length: int, window: torch.Tensor, source: torch.Tensor) -> DraftInputs:
+    def opened(self, length: int, window: torch.Tensor, cache: SequenceCache) -> DraftInputs:
         """A draft that has no inputs yet; see there."""
-        return DraftInputs(length, window, source, self.window)
+        return DraftInputs(length, window, cache, self.window)
 
     def _embedded(self, tokens: Sequence[int]) -> torch.Tensor:
         """(r, hidden) new tensor, which the layer works on."""
@@ -186,39 +206,72 @@ class _Window:
     """Self-attention of a pass, draft by draft (`AttentionStep`)."""
 
     def __init__(self, shape: AttentionShape, drafts: Sequence[DraftInputs]) -> None:
-        self._shape, self._drafts, self._rows = shape, drafts, [len(draft.fed) for draft in drafts]
+        self._shape, self._drafts = shape, drafts
 
     def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `AttentionStep.attend`; there are no sinks."""
         heads, found = self._shape.heads, []
-        for draft, part in zip(self._drafts, qkv.split(self._rows), strict=True):
+        for draft, part in zip(self._drafts, qkv.split([len(draft.fed) for draft in self._drafts]), strict=True):
             seen = draft.keep(part[:, heads:])
             found.append(attend_over(self._shape, part[:, :heads], seen, draft.mask(seen)))
         return torch.cat(found)
 
 
-class _Source:
-    """Cross-attention of a pass: each input sees all that there is of its text (`ReadsSource`)."""
+class _ByOperators:
+    """The layer behind its self-attention, by PyTorch's operators."""
 
-    def __init__(
-        self,
-        shape: AttentionShape,
-        keys: LastKeys,
-        sources: Sequence[torch.Tensor],
-        positions: Sequence[Sequence[int]],
-    ) -> None:
-        self._shape, self._keys, self._sources, self._positions = shape, keys, sources, positions
+    def __init__(self, spec: ModelSpec, weights: Weights, keys: LastKeys, dtype: torch.dtype) -> None:
+        own = OwnWeights(weights, "", spec, False, dtype)
+        self._shape, self._keys = attention_shape(spec), keys
+        self._cross = CrossAttention(spec, self._shape, 0, own)
+        self._norm, self._mlp = own.norm("mlp_norm") or torch.clone, own.mlp()
+
+    def __call__(self, x: torch.Tensor, drafts: Sequence[DraftInputs]) -> torch.Tensor:
+        self._cross.run(x, _Source(self._shape, self._keys, drafts))
+        return x.add_(self._mlp(self._norm(x)))
+
+
+class _Source:
+    """Cross-attention of a pass: each input sees all that the target has cached of its text (`ReadsSource`)."""
+
+    def __init__(self, shape: AttentionShape, keys: LastKeys, drafts: Sequence[DraftInputs]) -> None:
+        self._shape, self._keys, self._drafts = shape, keys, drafts
 
     def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """See `ReadsSource`; nothing is seen of an empty text."""
-        rows = [len(own) for own in self._positions]
-        turned = self._keys.turned(queries, [position for own in self._positions for position in own]).split(rows)
-        return torch.cat(
-            [
-                attend_over(self._shape, part, seen) if len(seen) else part.new_zeros(len(part), part[0].numel())
-                for part, seen in zip(turned, self._sources, strict=True)
-            ]
-        )
+        """See `ReadsSource`."""
+        positions = [draft.positions for draft in self._drafts]
+        turned = self._keys.turned(queries, [position for own in positions for position in own])
+        parts = turned.split([len(own) for own in positions])
+        return torch.cat([
+            attend_over(self._shape, part, self._keys.read(draft.cache))
+            for part, draft in zip(parts, self._drafts, strict=True)
+        ])  # fmt: skip
+
+
+class _Compiled:
+    """The layer behind its self-attention, in compiled passes over the target's blocks."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, keys: ArenaKeys) -> None:
+        from paceline.models.passes.compiled_source import CompiledSource
+
+        self._passes = CompiledSource(spec, weights, keys.arena, keys.layer, keys.rope)
+
+    def __call__(self, x: torch.Tensor, drafts: Sequence[DraftInputs]) -> torch.Tensor:
+        return self._passes.states([self._segment(draft) for draft in drafts], x)
+
+    def _segment(self, draft: DraftInputs) -> Segment:
+        state: Any = draft.cache
+        cache, positions = keys_of(state), np.array(draft.positions)
+        count = len(positions)
+        return Segment(cache, count, tree=TreeShape(positions - cache.length, np.ones((count, count), np.bool_)))
+
+
+def _second_half(spec: ModelSpec, weights: Weights, keys: LastKeys, target: Runner) -> tuple[Half, str]:
+    """The layer behind its self-attention, and what runs it."""
+    info = target.info
+    if isinstance(keys, ArenaKeys) and info.passes == "compiled" and fits(spec, info.dtype, info.device):
+        return _Compiled(spec, weights, keys), "compiled"
+    return _ByOperators(spec, weights, keys, info.dtype), "operators"
 
 
 def _source(target: Runner, config: HeadConfig, name: str) -> LastKeys:
