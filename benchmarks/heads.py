@@ -56,9 +56,9 @@ METHODS = (
         "dflash",
         "dspark",
     ),
-    *("draft_model", "pard"),
+    *("longspec", "draft_model", "pard"),
 )
-EAGLES = ("eagle", "eagle3", "p_eagle", "mtp", "dflash", "dspark")
+EAGLES = ("eagle", "eagle3", "p_eagle", "longspec", "mtp", "dflash", "dspark")
 """They grow EAGLE-2's trees; others have static trees of their own."""
 
 

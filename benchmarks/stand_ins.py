@@ -83,9 +83,17 @@ def written_head(config: HeadConfig, weights: Mapping[str, torch.Tensor] | None 
     return str(write_head(folder, config, head_weights(config, shared=shared) if weights is None else weights))
 
 
-def random_head(method: Any, width: int, vocab_size: int, *, heads: int = 4, tokens: int = 500) -> str:
-    """Path of a head of random weights that drafts the first `tokens` tokens: what it drafts is wrong."""
+def random_head(
+    method: Any, width: int, vocab_size: int, *, heads: int = 4, kv_heads: int | None = None, tokens: int = 500
+) -> str:
+    """Path of a head of random weights that drafts the first `tokens` tokens: what it drafts is wrong.
+
+    Args:
+        kv_heads: the target's, which longspec needs.
+    """
     layer = {"num_attention_heads": heads, "intermediate_size": 2 * width, "max_position_embeddings": 2048}
+    if kv_heads is not None:
+        layer["num_key_value_heads"] = kv_heads
     several = method in ("medusa", "hydra", "hydra++", "clover", "mlp_speculator")
     block = method in ("dflash", "dspark")
     return written_head(
@@ -100,6 +108,7 @@ def random_head(method: Any, width: int, vocab_size: int, *, heads: int = 4, tok
             layer={} if several and method not in ("hydra++", "clover") else layer,
             inner_size=width // 2 if method == "mlp_speculator" else None,
             block_size=5 if block else None,
+            sliding_window=64 if method == "longspec" else None,
             sample_from_anchor=method == "dspark",
             markov_rank=16 if method == "dspark" else 0,
             enable_confidence_head=method == "dspark",

@@ -29,30 +29,15 @@ NGRAM: Config = {"method": "ngram", **GUESSES}
 DRAFT: Config = {"method": "draft_model", "model": str(BUNDLED / "draft"), **GUESSES}
 NEAR = {"draft_context": 64, "draft_masks": 8}
 TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
-WIDTH, VOCAB = 256, 6144
+WIDTH, VOCAB, KV_HEADS = 256, 6144, 2
 HEADS = (
-    *("medusa", "hydra", "hydra++", "clover", "mlp_speculator", "eagle", "eagle3", "p_eagle", "mtp"),
+    *("medusa", "hydra", "hydra++", "clover", "mlp_speculator", "eagle", "eagle3", "p_eagle", "longspec", "mtp"),
     *("dflash", "dspark"),
 )
 
 NEED_A_PAIR = (
-    *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "pard", "kangaroo", "medusa", "hydra"),
-    *(
-        "hydra++",
-        "clover",
-        "mlp_speculator",
-        "eagle",
-        "eagle2",
-        "eagle3",
-        "p_eagle",
-        "mtp",
-        "dflash",
-        "dspark",
-        "diffuspec",
-        "deer",
-    ),
-    "tli",
-    "slem",
+    *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "pard", "kangaroo", "eagle2", "diffuspec", "deer"),
+    *("tli", "slem", *HEADS),
 )
 """Drafters with a model of their own, which only the bundled target has."""
 
@@ -93,7 +78,7 @@ def pair() -> dict[str, Config]:
         "easyspec": {"model": TARGET},
         "pard": {"model": masked()},
         "kangaroo": {"model": adapter(), "draft_stop_threshold": 0.0, "num_speculative_tokens": 2},
-        **{name: {"model": random_head(name, WIDTH, VOCAB)} for name in HEADS},
+        **{name: {"model": random_head(name, WIDTH, VOCAB, kv_heads=KV_HEADS)} for name in HEADS},
         "eagle2": {"model": random_head("eagle", WIDTH, VOCAB)},
         "diffuspec": {"model": DENOISER, **NEAR},
         "deer": {"model": DENOISER, **NEAR},

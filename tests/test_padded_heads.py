@@ -28,6 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "eagle": {"layer": LAYER},
     "eagle3": {"layer": LAYER, "taps": (0, 1, 2)},
     "p_eagle": {"layer": LAYER, "taps": (0, 1, 2), "mask_token_id": 3},
+    "longspec": {"layer": LAYER | {"num_key_value_heads": 1}, "sliding_window": 512},
     "mlp_speculator": {"num_heads": 2, "inner_size": 32},
     "dflash": BLOCK,
     "dspark": BLOCK | {"markov_rank": 8, "sample_from_anchor": True},

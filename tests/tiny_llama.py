@@ -72,6 +72,8 @@ def runner_of(
     spec.
     """
     spec = spec_of(model.config)
+    if spec_changes:
+        spec = replace(spec, **spec_changes)
     if windows:
         layers = tuple(LayerSpec(window=windows[i % len(windows)]) for i in range(spec.num_layers))
         spec = replace(spec, layers=layers)

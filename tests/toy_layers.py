@@ -86,3 +86,23 @@ class ToyLayers:
     def layers_of(self, plan: LayerPlan) -> int:
         stop = self._runner.info.num_layers if plan.stop is None else plan.stop
         return stop - len([i for i in range(stop) if i in plan.skip_attention and i in plan.skip_mlp])
+
+
+class ToyKeys:
+    """The keys and values of a ToyRunner's last layer, which depend on the text up to each token
+    (`models.LastKeys`): two heads, half as wide as the states.
+    """
+
+    kv_heads = 2
+
+    def __init__(self, runner: Any) -> None:
+        self._runner, self.head_dim = runner, runner.info.hidden_size // 2
+
+    def read(self, cache: Any) -> torch.Tensor:
+        runner, text, width = self._runner, cache.tokens, 2 * self.kv_heads * self.head_dim
+        rows = [normal(width, (runner.seed, 55, *runner._key(text[: end + 1]))) for end in range(cache.length)]
+        found = np.stack(rows) if rows else np.zeros((0, width), np.float32)
+        return torch.from_numpy(found.copy()).view(-1, 2 * self.kv_heads, self.head_dim).to(runner.info.dtype)
+
+    def turned(self, heads: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        return heads * torch.tensor(positions).cos().view(-1, 1, 1).to(heads.dtype)

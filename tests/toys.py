@@ -14,7 +14,7 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from toy_layers import ToyLayers
+from toy_layers import ToyKeys, ToyLayers
 from toy_numbers import normal
 
 from paceline.models import NO_INPUTS, Capabilities, Inputs, LayerPlan, ModelInfo, PassResult, context_of
@@ -99,7 +99,7 @@ class ToyRunner:
             fingerprint=f"toy-{vocab_size}-{order}-{seed}",
         )
         self.capabilities = Capabilities(trees=trees, taps=True, fork=True)
-        self.layers = ToyLayers(self)
+        self.layers, self.last_keys = ToyLayers(self), ToyKeys(self)
         self.open_caches = 0
         self.fed = 0
         self.calls = 0

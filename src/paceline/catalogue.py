@@ -251,6 +251,14 @@ DRAFTERS: Mapping[str, Entry] = {
         "P-EAGLE: parallel-drafting EAGLE with scalable training (arXiv:2602.01469)",
         published={"num_speculative_tokens": 7},
     ),
+    "longspec": Entry(
+        "paceline.drafters.heads.longspec:LongSpecDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("last_keys", "a head trained for the target"),
+        "LongSpec: long-context lossless speculative decoding with efficient drafting and verification "
+        "(arXiv:2502.17421)",
+    ),
     "mtp": Entry(
         "paceline.drafters.heads.mtp:MtpDrafter",
         "head",
@@ -613,6 +621,7 @@ TRAINERS: Mapping[str, Entry] = {
         "paceline.training.draft_model:DraftModelTrainer", "draft model", paper="FastDraft (arXiv:2411.11055)"
     ),
     "p_eagle": Entry("paceline.training.p_eagle:PEagleTrainer", "head", paper="P-EAGLE (arXiv:2602.01469)"),
+    "longspec": Entry("paceline.training.longspec:LongSpecTrainer", "head", paper="LongSpec (arXiv:2502.17421)"),
     "pard": Entry("paceline.training.pard:PardTrainer", "draft model", paper="PARD (arXiv:2504.18583)"),
     "encdec_draft": Entry(
         "paceline.training.encdec_draft:EncDecDraftTrainer", "draft model", paper="Distil-Whisper (arXiv:2311.00430)"

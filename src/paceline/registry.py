@@ -62,6 +62,7 @@ ABILITIES: Final = {
     "added_rows": "scores rows of a drafter's own beside a tree",
     "fork": "can copy a running sequence",
     "blocks": "keeps its caches in blocks",
+    "last_keys": "shows the keys and values of its last layer",
     "truncate": "can take back tokens that it has read",
     "drafts": "scores several tokens in less than a pass for each",
 }
@@ -115,9 +116,10 @@ def lookup(family: str, name: str) -> Entry:
     if ":" in name:
         return Entry(name, "plugin")
     if family == "drafters" and name in LEARNED_HEADS:
+        known = ", ".join(other for other, entry in entries.items() if entry.kind == "head")
         raise ConfigError(
-            f"drafter {name!r}: heads of this kind are not available; use those of dflash, dspark, eagle, eagle3, "
-            'p_eagle, mtp, medusa, hydra, clover or mlp_speculator, "auto", or another one of `paceline methods`'
+            f"drafter {name!r}: heads of this kind are not available; use those of {known}, "
+            'or "auto", or another one of `paceline methods`'
         )
     near = get_close_matches(name.lower(), entries, n=3, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(entries))}"

@@ -65,6 +65,7 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "eagle2": lambda llm, folder: {"model": head(llm, "eagle")},
     "eagle3": lambda llm, folder: {"model": head(llm, "eagle3"), "tree_policy": "eagle2"},
     "p_eagle": lambda llm, folder: {"model": head(llm, "p_eagle"), "tree_width": 2},
+    "longspec": lambda llm, folder: {"model": head(llm, "longspec"), "tree_width": 2},
     "mtp": lambda llm, folder: {"model": head(llm, "mtp")},
     "dflash": lambda llm, folder: {"model": head(llm, "dflash")},
     "dspark": lambda llm, folder: {"model": head(llm, "dspark"), "confidence_threshold": 0.4, "tree_width": 2},
@@ -115,7 +116,8 @@ def adapter(width: int) -> str:
 
 
 def head(llm: LLM, method: str) -> str:
-    return random_heads(method, llm.runner.info.hidden_size, llm.runner.info.vocab_size)
+    info, spec = llm.runner.info, llm.runner.spec  # type: ignore[attr-defined]
+    return random_heads(method, info.hidden_size, info.vocab_size, kv_heads=spec.num_kv_heads)
 
 
 random_heads = cache(random_head)

@@ -31,6 +31,7 @@ STORE = written(
 )
 ADAPTER, MUTE = (written_adapter(adapter_weights(8, mute=mute), 8) for mute in (False, True))
 LAYER = {"num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 64}
+WINDOWED = {"sliding_window": 6}
 PARALLEL = {"taps": (0, 1, 3), "num_layers": 2, "mask_token_id": 10}
 EAGLES: list[tuple[Any, int, dict[str, Any]]] = [
     ("eagle", VOCAB, {}), ("eagle3", 9, {"taps": (0, 1, 3)}), ("p_eagle", 9, PARALLEL), ("mtp", VOCAB, {}),
@@ -51,17 +52,18 @@ EAGLE, EAGLE3, P_EAGLE, MTP = (
 )
 """The second and the third draft the first tokens alone."""
 PATHS: list[tuple[Any, int, int, dict[str, Any]]] = [
-    ("medusa", VOCAB, 2, {}),
-    ("hydra", 9, 5, {"num_layers": 2}),
-    ("hydra++", VOCAB, 1, {"layer": LAYER}),
-    ("clover", 9, 0, {"layer": LAYER}),
-    ("mlp_speculator", VOCAB, 2, {"inner_size": 6, "scale_input": True}),
+    ("medusa", VOCAB, 2, {"num_heads": 3}),
+    ("hydra", 9, 5, {"num_heads": 3, "num_layers": 2}),
+    ("hydra++", VOCAB, 1, {"num_heads": 3, "layer": LAYER}),
+    ("clover", 9, 0, {"num_heads": 3, "layer": LAYER}),
+    ("mlp_speculator", VOCAB, 2, {"num_heads": 3, "inner_size": 6, "scale_input": True}),
+    ("longspec", 9, 11, {"layer": LAYER, **WINDOWED}),
 ]
 """Method, tokens that it drafts, a seed with which some of its drafts are accepted, and more of its config."""
-MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, MLP = (
+MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, MLP, LONGSPEC = (
     written_head(own, head_weights(own, shared=False, seed=seed))
     for own, seed in (
-        (HeadConfig(method=name, hidden_size=8, vocab_size=VOCAB, draft_vocab_size=tokens, num_heads=3, **more), seed)
+        (HeadConfig(method=name, hidden_size=8, vocab_size=VOCAB, draft_vocab_size=tokens, **more), seed)
         for name, tokens, seed, more in PATHS
     )
 )
@@ -90,6 +92,7 @@ STAND_INS = (
     EAGLE,
     EAGLE3,
     P_EAGLE,
+    LONGSPEC,
     MTP,
     DFLASH,
     DSPARK,
@@ -268,6 +271,13 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": P_EAGLE, "tree_width": 3, "draft_context": None},
         {"model": P_EAGLE, "tree_policy": "rsd_s"},
         {"model": P_EAGLE, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
+    ],
+    "longspec": [
+        {"model": LONGSPEC},
+        {"model": LONGSPEC, "tree_width": 3},
+        {"model": LONGSPEC, "tree_policy": "rsd_s"},
+        {"model": LONGSPEC, "tree_policy": "eagle2", "tree_width": 3},
+        {"model": LONGSPEC, "draft_sample_method": "greedy", "num_speculative_tokens": 2},
     ],
     "mtp": [{"model": MTP}, {"model": MTP, "tree_policy": "eagle2", "tree_width": 3}],
     "dflash": [

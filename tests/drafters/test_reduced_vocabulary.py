@@ -45,7 +45,7 @@ def head_of(method: Any, **more: Any) -> str:
     return written_head(config, head_weights(config, shared=False, seed=1))
 
 
-HEADS = {name: head_of(name, num_heads=3, **more) for name, _, _, more in PATHS}
+HEADS = {name: head_of(name, **more) for name, _, _, more in PATHS}
 HEADS |= {"eagle": head_of("eagle", layer=LAYER), "eagle3": head_of("eagle3", layer=LAYER, taps=(0, 1, 3))}
 HEADS["p_eagle"] = head_of("p_eagle", layer=LAYER, **PARALLEL)
 HEADS["eagle2"] = HEADS["eagle"]

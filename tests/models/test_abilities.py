@@ -25,6 +25,7 @@ def runner() -> NativeRunner:
         ("embed", {"input_embeddings"}),
         ("run_layers", {"layer_subsets", "early_exit"}),
         ("memory", {"blocks"}),
+        ("last_keys", {"last_keys"}),
         ("spec", set()),
     ],
 )

@@ -40,6 +40,8 @@ def config(method: Any = "eagle", **more: Any) -> HeadConfig:
         given["taps"] = (0, 1, 3)
     if method == "p_eagle":
         given |= {"mask_token_id": 7, "num_layers": 2}
+    if method == "longspec":
+        given["sliding_window"] = 5
     if method in BLOCKS:
         given |= {"taps": (-1, 2), "num_layers": 2, "block_size": 4, "mask_token_id": 3}
     if method == "dspark":

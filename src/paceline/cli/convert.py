@@ -18,7 +18,9 @@ def command(
     to: Annotated[
         str,
         typer.Option(
-            "--to", help="paceline, speculators, dflash, deepspec, eagle, medusa, medusa_vllm, hydra or mlp_speculator."
+            "--to",
+            help="paceline, speculators, dflash, deepspec, eagle, longspec, medusa, medusa_vllm, hydra or "
+            "mlp_speculator.",
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the files go.")],

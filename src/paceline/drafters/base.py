@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
+from paceline.errors import DrafterError
 from paceline.models import NO_INPUTS, Inputs
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Context:
         source: a second text, which an encoder has read and the output follows; None where there is none.
         inputs: what the sequence has beside its tokens, for draft models with an encoder of their own.
         cache: gives the target's own cache of this sequence, for drafters with `runs_target`, which may use its scratch
-            slots while they propose; it may be another one in every step.
+            slots while they propose, and for those with `reads_target`; it may be another one in every step.
     """
 
     request_id: str
@@ -86,6 +87,16 @@ class Context:
         """The source, if there is one, and the text behind it, as one text from a position on: what to copy from."""
         before = len(self.source or ())
         return self.tokens[start - before :] if start >= before else [*(self.source or ())[start:], *self.tokens]
+
+    def target_cache(self) -> SequenceCache:
+        """The target's cache of the sequence, which lacks the text's last token.
+
+        Raises:
+            DrafterError: the engine gave none.
+        """
+        if self.cache is None:
+            raise DrafterError("the drafter needs the target's cache, which this engine does not give")
+        return self.cache()
 
 
 class Models(Protocol):
@@ -274,6 +285,7 @@ class Drafter(ABC):
             the others.
         keeps_trajectory: its proposals depend on its own earlier ones, not on the text alone.
         runs_target: it finds the target's cache in its contexts; `resume` is called.
+        reads_target: it finds the target's cache in its contexts and only reads what is committed there.
         works_ahead: `ahead` is called.
         reads_prediction: it drafts from what a request says that it expects (`Context.prediction`).
         rewinds: `rewind` may be called, so that other drafters can be built on it.
@@ -296,6 +308,7 @@ class Drafter(ABC):
     shares_state: bool = False
     keeps_trajectory: bool = False
     runs_target: bool = False
+    reads_target: bool = False
     works_ahead: bool = False
     reads_prediction: bool = False
     rewinds: bool = False

@@ -158,7 +158,8 @@ class DrafterSet:
         sequence.known_length = len(tokens)
 
     def _context(self, sequence: DecodingSequence, index: int) -> Context:
-        cache = (lambda: sequence.cache) if self.drafters[index].runs_target else None
+        drafter = self.drafters[index]
+        cache = (lambda: sequence.cache) if drafter.runs_target or drafter.reads_target else None
         return replace(sequence.context, tokens=sequence.texts[index], taps=dict(sequence.context.taps), cache=cache)
 
     def _tell(self, sequence: DecodingSequence) -> None:

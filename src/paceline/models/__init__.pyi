@@ -2,8 +2,10 @@ from .abilities import AttendsToSource as AttendsToSource
 from .abilities import EncodesInputs as EncodesInputs
 from .abilities import HasEmbedding as HasEmbedding
 from .abilities import HasHead as HasHead
+from .abilities import LastKeys as LastKeys
 from .abilities import LayeredRunner as LayeredRunner
 from .abilities import RunsLayers as RunsLayers
+from .abilities import ShowsLastKeys as ShowsLastKeys
 from .abilities import TakesInputs as TakesInputs
 from .abilities import abilities_of as abilities_of
 from .abilities import context_of as context_of

@@ -101,6 +101,35 @@ class AttendsToSource(EncodesInputs, Protocol):
         """(heads, tokens, rows) float32: how these heads attend while tokens are appended to a sequence."""
 
 
+class LastKeys(Protocol):
+    """The keys and values of a model's last layer that keeps those of the whole text, to be read and not written.
+
+    Attributes:
+        kv_heads, head_dim: of that layer.
+    """
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    def read(self, cache: Any) -> torch.Tensor:
+        """(n, 2 * kv heads, head dim) of a sequence's committed tokens, keys before values, as attention reads them:
+        keys are rotated. It may be a view of the cache, which the next pass changes.
+        """
+
+    def turned(self, heads: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        """(r, heads, head dim) new tensor: queries at these positions, rotated as that layer rotates its own."""
+
+
+@runtime_checkable
+class ShowsLastKeys(Protocol):
+    """A runner whose last layer's keys and values can be read."""
+
+    last_keys: LastKeys
+
+
 @runtime_checkable
 class LayeredRunner(RunsLayers, HasHead, Protocol):
     """A runner that can stop behind any layer, apply the head there, and go on."""
@@ -116,6 +145,7 @@ PROTOCOLS: Final[Mapping[str, type]] = {
     "input_embeddings": HasEmbedding,
     "blocks": HasMemory,
     "added_rows": ScoresAddedRows,
+    "last_keys": ShowsLastKeys,
 }
 """Abilities that a runner's methods and attributes show."""
 

@@ -141,13 +141,24 @@ class TargetView:
 
     def __init__(self, runner: Runner, layers: Sequence[int] | None, vocabulary: Tensor, *, keep_bytes: int) -> None:
         self.runner, self.vocabulary = runner, vocabulary
-        self.layers, self.reads = tuple(layers or ()), layers is not None
+        self.layers = tuple(layers or ())
+        self.reads = layers is not None
         self.rows = target_rows(cast(Any, runner), runner.info, vocabulary).float().clone()
         self._column = torch.full((runner.info.vocab_size,), -1, dtype=torch.int64)
         self._column[vocabulary] = torch.arange(len(vocabulary))
         self._kept: dict[Document, tuple[Tensor, ...]] = {}
         self._left = keep_bytes
         self.shards: StateShards | None = None
+
+    @property
+    def parts(self) -> Sequence[int | str]:
+        """What is read of a token beside its state behind the final norm, as it is called on disk."""
+        return self.layers
+
+    @property
+    def width(self) -> int:
+        """Numbers that are read of a token, beside those behind the final norm."""
+        return len(self.layers) * self.runner.info.hidden_size
 
     def batch(self, rows: Sequence[Sequence[Document]], length: int) -> Batch:
         """Rows of at most `length` tokens, padded to it."""
@@ -162,7 +173,7 @@ class TargetView:
         tokens, positions = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
         documents, wanted = torch.full(size, PAD), torch.zeros(size, dtype=torch.bool)
         d, device = self.runner.info.hidden_size, self.rows.device
-        taps = torch.zeros(*size, len(self.layers) * d, device=device)
+        taps = torch.zeros(*size, self.width, device=device)
         final = torch.zeros(*size, d if self.reads else 0, device=device)
         for i, row in enumerate(rows):
             start = 0

@@ -154,7 +154,7 @@ def _shards(
     """States of the documents, on disk before training begins; one process writes them, others read."""
     shared = config.feature_folder
     folder = run / SHARDS if shared is None else shared / view.identity()
-    shards = StateShards(folder, config.feature_disk_bytes if writes else 0, view.layers)
+    shards = StateShards(folder, config.feature_disk_bytes if writes else 0, view.parts)
     if writes:
         view.keep(documents, shards)
     return shards

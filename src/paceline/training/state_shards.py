@@ -39,7 +39,7 @@ class StateShards:
         layers: whose states are read, beside those behind the final norm.
     """
 
-    def __init__(self, folder: Path, limit: int, layers: Sequence[int] = ()) -> None:
+    def __init__(self, folder: Path, limit: int, layers: Sequence[int | str] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self._limit, self._parts = folder, limit, [*map(str, layers), FINAL]
         self._files: dict[str, Path] = {}

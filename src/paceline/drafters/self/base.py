@@ -20,7 +20,7 @@ from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.common.bases import SampleMethod, check_method, draws_for, limit_of
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
 from paceline.drafters.common.draft_state import agreed
-from paceline.errors import CapabilityError, DrafterError
+from paceline.errors import CapabilityError
 from paceline.models import LayerPlan, PassResult, Runner, SequenceCache
 from paceline.models.runners import LayerDrafts, layer_drafts_of, resuming_pays
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree
@@ -45,16 +45,8 @@ class SelfState:
 
     @property
     def cache(self) -> SequenceCache:
-        """The target's cache of the sequence, which lacks the text's last token.
-
-        Raises:
-            DrafterError: the engine gave none.
-        """
-        if self.context.cache is None:
-            raise DrafterError(
-                "drafting with the target's own layers needs the target's cache, which this engine does not give"
-            )
-        return self.context.cache()
+        """See `Context.target_cache`."""
+        return self.context.target_cache()
 
 
 @dataclass(frozen=True, slots=True)

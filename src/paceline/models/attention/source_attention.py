@@ -7,6 +7,7 @@ Axes as in models.attention.tree_attention.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,6 +18,13 @@ from paceline.models.attention.segments import Segment
 from paceline.models.attention.tree_attention import Masks, span
 from paceline.models.spec import AttentionShape
 from paceline.models.state.cross_memory import CrossMemory
+
+
+class ReadsSource(Protocol):
+    """What the rows of a pass see of another text."""
+
+    def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """(r, g * h, d) -> (r, g * h * d)."""
 
 
 class SourceAttention:
@@ -46,12 +54,13 @@ class SourceAttention:
             self.queries[layer] = queries
         parts = queries.split(self._rows)
         attended = [
-            _over(self._shape, part, memory.read(layer)) for part, memory in zip(parts, self._memories, strict=True)
+            attend_over(self._shape, part, memory.read(layer))
+            for part, memory in zip(parts, self._memories, strict=True)
         ]
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
-def _over(
+def attend_over(
     shape: AttentionShape, queries: torch.Tensor, keys_values: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Queries (n, g * h, d) over keys and values (s, 2 * h, d), with an additive mask (1, h, n, s) or (n, s)."""
@@ -92,7 +101,7 @@ class EncoderStep:
 
     def _of_one(self, layer: int, part: torch.Tensor) -> torch.Tensor:
         heads = self._shape.heads
-        return _over(self._shape, part[:, :heads], part[:, heads:], self._mask(layer, len(part)))
+        return attend_over(self._shape, part[:, :heads], part[:, heads:], self._mask(layer, len(part)))
 
     def _mask(self, layer: int, rows: int) -> torch.Tensor | None:
         if not self._biases:
@@ -129,7 +138,7 @@ class RelativeStep:
         """See `AttentionStep.attend`; there are no sinks."""
         cached, heads = self._arena.layers[layer], self._shape.heads
         cached.index_copy_(0, self._write, qkv[:, heads:])
-        return _over(self._shape, qkv[:, :heads], cached[self._read], self._biased(self._biases[layer]))
+        return attend_over(self._shape, qkv[:, :heads], cached[self._read], self._biased(self._biases[layer]))
 
     def _biased(self, bias: RelativeBias) -> torch.Tensor:
         mask = self._masks.get(id(bias))

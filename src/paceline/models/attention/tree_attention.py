@@ -53,6 +53,17 @@ class AttentionStep(Protocol):
         """
 
 
+class KeyWriter(Protocol):
+    """Takes the keys and values of a pass."""
+
+    def write(self, layer: int, qkv: torch.Tensor) -> None:
+        """Write those of (r, g * h + 2 * h, d)."""
+
+
+class WritingStep(AttentionStep, KeyWriter, Protocol):
+    """Takes keys and values without attending to them as well."""
+
+
 class Masks:
     """Additive masks in the model's dtype, with constant parts made once.
 

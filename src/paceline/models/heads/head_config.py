@@ -10,15 +10,26 @@ from typing import Any, Final, Literal, get_args
 from paceline.utils import choice, integer, need, reject_unknown
 
 HeadMethod = Literal[
-    "medusa", "hydra", "hydra++", "clover", "eagle", "eagle3", "p_eagle", "mtp", "mlp_speculator", "dflash", "dspark"
+    "medusa",
+    "hydra",
+    "hydra++",
+    "clover",
+    "eagle",
+    "eagle3",
+    "p_eagle",
+    "longspec",
+    "mtp",
+    "mlp_speculator",
+    "dflash",
+    "dspark",
 ]
 HEAD_METHODS: Final[tuple[str, ...]] = get_args(HeadMethod)
 
 BLOCKS: Final = ("dflash", "dspark")
 """Methods with decoder layers that make all drafts in one pass over a block."""
 
-WITH_LAYER: Final = ("hydra++", "clover", "eagle", "eagle3", "p_eagle", "mtp", *BLOCKS)
-SINGLE: Final = ("eagle", "eagle3", "p_eagle", "mtp")
+WITH_LAYER: Final = ("hydra++", "clover", "eagle", "eagle3", "p_eagle", "longspec", "mtp", *BLOCKS)
+SINGLE: Final = ("eagle", "eagle3", "p_eagle", "longspec", "mtp")
 """Methods with decoder layers, and those of them that have one head, which drafts all tokens."""
 
 TAPPED: Final = ("eagle3", "p_eagle")
@@ -62,12 +73,13 @@ class HeadConfig:
         draft_vocab_size: tokens that it can draft; fewer than `vocab_size` where its vocabulary is reduced.
         num_heads: tokens ahead that have heads of their own (medusa, hydra, clover, mlp_speculator); 1 for the
             others.
-        num_layers: residual blocks of a head (medusa, hydra, clover), or decoder layers: 1 for eagle, eagle3 and mtp,
-            any number for p_eagle, dflash and dspark.
+        num_layers: residual blocks of a head (medusa, hydra, clover), or decoder layers: 1 for eagle, eagle3, longspec
+            and mtp, any number for p_eagle, dflash and dspark.
         taps: layers of the target whose states it reads, as a runner numbers them: k is the output of layer k counted
             from 0, -1 the embedding, the number of layers the state after the final norm. None given: the last layer's.
         normed: where no taps are given, the state after the final norm is read, not the one before it.
         norm_before_residual: of eagle3 and p_eagle: attention is added to the normed state, not to the state itself.
+        sliding_window: of longspec: how many tokens before its own a row's self-attention sees.
         mask_token_id: of p_eagle, dflash and dspark: the token that stands for those that are not known yet.
         layer: keys of a Llama's config.json for the decoder layers (`LAYER_KEYS`); empty for methods without one.
         block_size, causal, sample_from_anchor: of dflash and dspark: rows of a block, which begins with the text's last
@@ -95,6 +107,7 @@ class HeadConfig:
     taps: tuple[int, ...] = ()
     normed: bool = True
     norm_before_residual: bool = False
+    sliding_window: int | None = None
     mask_token_id: int | None = None
     layer: Mapping[str, Any] = field(default_factory=dict)
     block_size: int | None = None
@@ -122,6 +135,7 @@ class HeadConfig:
             need(isinstance(getattr(self, name), bool), name, "be true or false", getattr(self, name))
         self._check_taps()
         self._check_layer()
+        self._check_window()
         self._check_mask()
         self._check_block()
         if self.method == "mlp_speculator":
@@ -151,6 +165,14 @@ class HeadConfig:
                 integer(f"layer.{key}", self.layer[key], 1)
         whole = self.layer["num_attention_heads"] % self.kv_heads == 0
         need(whole, "layer.num_key_value_heads", "divide num_attention_heads", self.kv_heads)
+
+    def _check_window(self) -> None:
+        if self.method == "longspec":
+            integer("sliding_window", self.sliding_window, 1)
+            need(not self.taps, "taps", "be left out for method 'longspec', which reads keys and values", self.taps)
+        else:
+            rule = f"be left out for method {self.method!r}"
+            need(self.sliding_window is None, "sliding_window", rule, self.sliding_window)
 
     def _check_mask(self) -> None:
         if self.method == "p_eagle":

@@ -15,6 +15,8 @@
                     input_norm (taps * hidden,) or each tap's states by fc_norm.K (hidden,)
     p_eagle         the same with any number of layers, of which the first one is eagle3's, and mask_hidden (1, 1,
                     taps * hidden), what fc reads in the place of states that are not known
+    longspec        layers.0.*, whose cross_attn.q_proj and .o_proj, with cross_layernorm before them, attend between
+                    self-attention and MLP to the keys and values of the target's last layer
     dflash          fc (hidden, taps * hidden); hidden_norm, behind it; layers.N.*, with norms of queries and keys; norm
     dspark          and markov_head.markov_w1 (vocabulary, rank), .markov_w2 (draft vocabulary, rank), .gate_proj (rank,
                     hidden + rank) or .joint_proj (3 rank, hidden + 2 rank); confidence_head.proj (1, hidden [+ rank])
@@ -67,6 +69,8 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
         yield from _layer(config, "layers.0.", d, normed=True)
         for name in ("embed_norm", "state_norm", "norm"):
             yield HeadTensor(f"{name}.weight", (d,))
+    elif config.method == "longspec":
+        yield from _longspec(config)
     elif config.method in BLOCKS:
         yield from _block(config)
     elif config.method in TAPPED:
@@ -88,6 +92,14 @@ def _tapped(config: HeadConfig) -> Iterator[HeadTensor]:
     yield HeadTensor("norm.weight", (d,))
     if config.method == "p_eagle":
         yield HeadTensor(MASK_HIDDEN, (1, 1, width))
+
+
+def _longspec(config: HeadConfig) -> Iterator[HeadTensor]:
+    d, q = config.hidden_size, config.layer["num_attention_heads"] * config.head_dim
+    yield from (one for one in _layer(config, "layers.0.", d, normed=True) if "_norm." not in one.name)
+    yield HeadTensor("layers.0.cross_layernorm.weight", (d,))
+    yield from _linear("layers.0.cross_attn.q_proj", q, d)
+    yield from _linear("layers.0.cross_attn.o_proj", d, q)
 
 
 def drafted_rows(name: str) -> bool:

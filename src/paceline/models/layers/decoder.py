@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from paceline.models.attention.source_attention import SourceAttention
-from paceline.models.attention.tree_attention import AttentionStep, BatchStep, SequenceStep
+from paceline.models.attention.source_attention import ReadsSource
+from paceline.models.attention.tree_attention import AttentionStep, KeyWriter, WritingStep
 from paceline.models.base import ALL_LAYERS, LayerPlan
 from paceline.models.layers.differential import DifferentialHeads
 from paceline.models.layers.linear import (
@@ -115,7 +115,7 @@ class PackedLayer:
         attention: bool = True,
         mlp: bool = True,
         added_qkv: torch.Tensor | None = None,
-        source: SourceAttention | None = None,
+        source: ReadsSource | None = None,
         recurrent: RecurrentStep | None = None,
     ) -> None:
         """Add the outputs of all sub-layers that there are, or of some of them, to x (r, hidden).
@@ -138,7 +138,7 @@ class PackedLayer:
             if mlp_norm is not None:
                 x.copy_(mlp_norm(x))
 
-    def write_keys(self, x: torch.Tensor, step: SequenceStep | BatchStep, rotations: Rotations) -> None:
+    def write_keys(self, x: torch.Tensor, step: KeyWriter, rotations: Rotations) -> None:
         """Write keys and values of x (r, hidden) to the cache, which is all that a layer without a mixer keeps."""
         step.write(self._index, self._projected(self._normed(x), rotations, None))
 
@@ -218,7 +218,7 @@ class CrossAttention:
         self._q = layer_weights.linear("cross_q", rows=order)
         self._o = layer_weights.linear("cross_o", columns=order)
 
-    def run(self, x: torch.Tensor, source: SourceAttention) -> None:
+    def run(self, x: torch.Tensor, source: ReadsSource) -> None:
         """Add what attention gives to x (r, hidden)."""
         queries = self._q(x if self._norm is None else self._norm(x)).view(self._shape)
         x.add_(self._o(source.attend(self._index, queries)))
@@ -298,7 +298,7 @@ class Decoder:
         taps: Collection[int] = (),
         *,
         added_qkv: torch.Tensor | None = None,
-        source: SourceAttention | None = None,
+        source: ReadsSource | None = None,
         recurrent: RecurrentStep | None = None,
     ) -> dict[int, torch.Tensor]:
         """Run the planned layers in place on x (r, hidden); the last three as of `PackedLayer.run`.
@@ -323,7 +323,7 @@ class Decoder:
     def keep(
         self,
         x: torch.Tensor,
-        step: SequenceStep | BatchStep,
+        step: WritingStep,
         rotations: Rotations,
         taps: Collection[int] = (),
         *,

@@ -308,10 +308,14 @@ class CompiledDecoder:
             self.frame.put({at.SCORES: start, at.SCORES_PITCH: pitch, at.SCORES_SIZE: size, at.PACKED: packed})
         if self._version != version:
             self._version = version
-            for index, layer in enumerate(self._arena.layers):
+            for index, layer in enumerate(self._caches()):
                 for number in range(self._each):
                     self.layers.put({at.CACHE: layer.data_ptr()}, self._each * index + number)
         self._fitting = (threads, version, longest)
+
+    def _caches(self) -> Sequence[torch.Tensor]:
+        """Where each layer's keys and values lie."""
+        return self._arena.layers
 
     def _plan(self, plan: LayerPlan) -> None:
         if plan is self._planned:

@@ -13,6 +13,8 @@ from .layer_drafts import LayerDrafts as LayerDrafts
 from .layer_drafts import layer_drafts_of as layer_drafts_of
 from .layer_drafts import resuming_pays as resuming_pays
 from .longrope import native_of as native_of
+from .longspec_head import DraftInputs as DraftInputs
+from .longspec_head import LongSpecHead as LongSpecHead
 from .mtp_head import load_mtp_head as load_mtp_head
 from .native import NativeRunner as NativeRunner
 from .prefix_heads import PrefixHeads as PrefixHeads

@@ -48,6 +48,7 @@ from paceline.models.passes.graphs import ScoringGraphs
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.strict import StrictPasses
 from paceline.models.runners.added_pass import AddedPass, make_room
+from paceline.models.runners.last_keys import ArenaKeys, last_keys_of
 from paceline.models.spec import ModelSpec
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
@@ -93,10 +94,12 @@ class NativeRunner(StateOperations[NativeCache]):
 
     Attributes:
         memory: the blocks of all caches; there is none where keys depend on more than the text before them.
+        last_keys: keys and values of the last layer that keeps all of them, where such a layer can be attended to.
     """
 
     capabilities = Capabilities(trees=True, taps=True, fork=True)
     memory: ArenaMemory
+    last_keys: ArenaKeys
 
     def __init__(
         self,
@@ -133,6 +136,8 @@ class NativeRunner(StateOperations[NativeCache]):
             )  # fmt: skip
             if not self.rotary.depends_on_length:
                 self.memory = ArenaMemory(self.arena)
+            if (last := last_keys_of(spec, self.arena, self.rotary)) is not None:
+                self.last_keys = last
             self.graphs: ScoringGraphs | None = None
             self.passes: Passes
             if blocks or (compiled and fits(spec, dtype, device, quantization=form_of(weights))):

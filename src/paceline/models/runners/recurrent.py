@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.models.abilities import check_inputs
+from paceline.models.abilities import ShowsLastKeys, check_inputs
 from paceline.models.base import PartAbilities
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.own_weights import Weights
@@ -50,6 +50,8 @@ class RecurrentRunner(StateOperations[CompositeState]):
         self.extend, self.extend_embeddings, self.score = native.extend, native.extend_embeddings, native.score
         self.score_added = native.score_added
         self.embed, self.head = native.embed, native.head
+        if isinstance(native, ShowsLastKeys):
+            self.last_keys = native.last_keys
         if not spec.shares_across_layers:
             self.run_layers = native.run_layers
 

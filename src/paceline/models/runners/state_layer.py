@@ -75,14 +75,16 @@ def _canonical(weights: Weights, spec: ModelSpec, prefix: str, head: torch.Tenso
     empty = weights[f"{prefix}self_attn.o_proj.weight"].new_zeros(UNUSED, spec.hidden_size)
     canonical = {"embed.weight": empty, "head.weight": empty if head is None else head}
     for layer in range(spec.num_layers):
-        canonical |= _of_layer(weights, prefix.replace("0", str(layer)), f"layers.{layer}.")
+        canonical |= of_layer(weights, prefix.replace("0", str(layer)), f"layers.{layer}.")
     if "norm.weight" in weights:
         canonical["final_norm.weight"] = weights["norm.weight"]
     return canonical
 
 
-def _of_layer(weights: Weights, prefix: str, own: str) -> Weights:
-    """One layer's weights, whose names begin with `prefix`, by names that begin with `own`."""
+def of_layer(weights: Weights, prefix: str, own: str) -> Weights:
+    """One layer's weights by the decoder's names, which begin with `own`, out of Hugging Face's, which begin with
+    `prefix`.
+    """
     layer = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
     canonical = {}
     for name, parts in FUSED.items():

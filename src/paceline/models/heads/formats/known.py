@@ -10,6 +10,7 @@ from paceline.models.heads.formats.base import HeadFormat, Shapes
 from paceline.models.heads.formats.dflash import DeepSpecFormat, DFlashFormat
 from paceline.models.heads.formats.eagle import EagleFormat
 from paceline.models.heads.formats.hydra import HydraFormat
+from paceline.models.heads.formats.longspec import LongSpecFormat
 from paceline.models.heads.formats.medusa import MedusaFormat, VllmMedusaFormat
 from paceline.models.heads.formats.mlp_speculator import MLPSpeculatorFormat
 from paceline.models.heads.formats.speculators import SpeculatorsFormat
@@ -19,6 +20,7 @@ FORMATS: Final[tuple[HeadFormat, ...]] = (
     SpeculatorsFormat(),
     DFlashFormat(),
     DeepSpecFormat(),
+    LongSpecFormat(),
     MLPSpeculatorFormat(),
     HydraFormat(),
     VllmMedusaFormat(),
@@ -41,7 +43,7 @@ def format_of(config: Mapping[str, Any], shapes: Shapes, where: object) -> HeadF
             return known_format
     raise CheckpointError(
         f"{where} is no head: its config.json has neither 'paceline_head' nor what speculators, DFlash, DSpark, EAGLE, "
-        "Medusa, Hydra or IBM's accelerators write; give the folder of a head"
+        "LongSpec, Medusa, Hydra or IBM's accelerators write; give the folder of a head"
     )
 
 
