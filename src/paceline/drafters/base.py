@@ -276,6 +276,7 @@ class Drafter(ABC):
         runs_target: it finds the target's cache in its contexts; `resume` is called.
         works_ahead: `ahead` is called.
         reads_prediction: it drafts from what a request says that it expects (`Context.prediction`).
+        foretells: it passes `ACCEPTANCE` to `Budget.go_on`.
         rewinds: `rewind` may be called, so that other drafters can be built on it.
         takes_back: its models must be able to forget any of the tokens that they have read; without it, they only read
             what the text confirms.
@@ -298,6 +299,7 @@ class Drafter(ABC):
     runs_target: bool = False
     works_ahead: bool = False
     reads_prediction: bool = False
+    foretells: bool = False
     rewinds: bool = False
     takes_back: bool = True
     tree_policy: str = "chain"

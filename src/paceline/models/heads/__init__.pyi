@@ -1,3 +1,4 @@
+from .acceptance_head import AcceptanceHead as AcceptanceHead
 from .formats.base import HeadTarget as HeadTarget
 from .formats.known import WRITTEN as WRITTEN
 from .formats.known import writer as writer
