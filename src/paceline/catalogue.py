@@ -611,6 +611,9 @@ TRAINERS: Mapping[str, Entry] = {
     ),
     "p_eagle": Entry("paceline.training.p_eagle:PEagleTrainer", "head", paper="P-EAGLE (arXiv:2602.01469)"),
     "pard": Entry("paceline.training.pard:PardTrainer", "draft model", paper="PARD (arXiv:2504.18583)"),
+    "s2d": Entry(
+        "paceline.training.s2d:S2dTrainer", "draft model", paper="S2D: Sorted Speculative Decoding (arXiv:2407.01955)"
+    ),
     "encdec_draft": Entry(
         "paceline.training.encdec_draft:EncDecDraftTrainer", "draft model", paper="Distil-Whisper (arXiv:2311.00430)"
     ),

@@ -146,6 +146,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": "toy", "draft_exit_thresholds": 0.5},
         {"model": "toy", "draft_exits": [1, 2], "draft_exit_thresholds": [0.4, 0.7], "num_speculative_tokens": 3},
         {"model": "toy", "draft_exits": [2], "draft_exit_thresholds": 0.6, "draft_sample_method": "greedy"},
+        {"model": "toy", "draft_exits": [1, 3], "draft_exit_thresholds": 0.4, "tree_width": 3},
     ],
     "easyspec": [
         {"model": "toy"},

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from paceline.checkpoints import Tokenizer
     from paceline.models import Denoiser, Runner, SequenceCache
+    from paceline.models.heads import DraftExits
     from paceline.models.runners import SourceDraftRunner
     from paceline.tree import Budget, Scores, TokenTree, Verdict
 
@@ -128,6 +129,9 @@ class Models(Protocol):
 
     def mask_token_of(self, model: str) -> int | None:
         """The mask token of another checkpoint, a parallel draft model; None where its config.json names none."""
+
+    def exits_of(self, model: str) -> DraftExits | None:
+        """The exits of another checkpoint, a sorted draft model; None where its config.json names none."""
 
     def embedding_of(self, token: int) -> torch.Tensor:
         """(hidden,) the embedding of a token in the target's files, which may be one that they have a row for and that
