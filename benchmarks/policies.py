@@ -32,7 +32,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "auto": {"controller": "auto"},
     "fixed 4": {"controller": "fixed", "num_speculative_tokens": 4},
     "fixed 8": {"controller": "fixed", "num_speculative_tokens": 8},
-    **{name: {"controller": name} for name in ("heuristic", "specdec_pp", "kangaroo", "swift", "diffuspec")},
+    **{name: {"controller": name} for name in ("heuristic", "online_acceptance", "kangaroo", "swift", "diffuspec")},
 }
 PLAIN, ORACLE = "plain", "oracle length"
 
@@ -157,7 +157,7 @@ STYLE = {
     "fixed 4": ("#9ecae1", "-", "s"),
     "fixed 8": ("#3182bd", "-", "s"),
     "heuristic": ("#31a354", "-", "^"),
-    "specdec_pp": ("#756bb1", "-", "D"),
+    "online_acceptance": ("#756bb1", "-", "D"),
     "kangaroo": ("#e6550d", "-", "v"),
     "swift": ("#e7ba52", "-", "P"),
     "diffuspec": ("#8c6d31", "-", "X"),

@@ -113,10 +113,10 @@ def apart(toys: dict[str, Any], steering: dict[str, Any]) -> dict[str, str]:
 
 
 def rows(families: dict[str, Any], others: dict[str, str]) -> Iterator[list[str]]:
-    """All rows: plain greedy decoding, then every method that does not draft."""
+    """All rows: plain greedy decoding, then every method that neither drafts nor says how much is drafted."""
     known: dict[str, dict[str, list[str]] | None] = {"greedy": None, **checks()}
     for name, some in known.items():
-        if name in registry.DRAFTERS:
+        if name in registry.DRAFTERS or name in registry.CONTROLLERS:
             continue
         first = [NAMES.get(name, f"`{name}`"), counted(some)]
         found = list(measured(name, families))

@@ -23,6 +23,7 @@ from paceline import registry
 from paceline.checkpoints import Tokenizer
 from paceline.drafters import DrafterArgs
 from paceline.models import Call, LayerPlan, MappedRunner, PassResult
+from paceline.models.heads import DraftExits
 from paceline.models.runners.remapped_tokens import HeadRows
 
 LETTERS = "abcdefghij"
@@ -112,6 +113,7 @@ class ToyModels:
         )  # fmt: skip
         self.opened: list[tuple[str, Any]] = []
         self.counted: Path | None = None
+        self.trained_exits: DraftExits | None = None
 
     def open(
         self,
@@ -140,6 +142,10 @@ class ToyModels:
     def mask_token_of(self, model: str) -> int | None:
         """The last id of the draft's, which the target has too where it has as many."""
         return self.draft.info.vocab_size - 1
+
+    def exits_of(self, model: str) -> DraftExits | None:
+        """What a test says of the draft's."""
+        return self.trained_exits
 
     def embedding_of(self, token: int) -> torch.Tensor:
         raise AssertionError(f"toys have no files to read token {token} from")

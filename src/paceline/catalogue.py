@@ -446,7 +446,13 @@ CONTROLLERS: Mapping[str, Entry] = {
     "specdec_pp": Entry(
         "paceline.controllers.policies.specdec_pp:SpecDecPPController",
         "controller",
-        paper="SpecDec++ (arXiv:2405.19715)",
+        needs=("a draft model with an acceptance head",),
+        paper="SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (arXiv:2405.19715)",
+    ),
+    "online_acceptance": Entry(
+        "paceline.controllers.policies.online_acceptance:OnlineAcceptanceController",
+        "controller",
+        paper="the rule of SpecDec++ (arXiv:2405.19715) with a predictor that learns while decoding",
     ),
     "kangaroo": Entry(
         "paceline.controllers.policies.kangaroo:KangarooController", "controller", paper="Kangaroo (arXiv:2404.18911)"
@@ -623,8 +629,14 @@ TRAINERS: Mapping[str, Entry] = {
     "p_eagle": Entry("paceline.training.p_eagle:PEagleTrainer", "head", paper="P-EAGLE (arXiv:2602.01469)"),
     "longspec": Entry("paceline.training.longspec:LongSpecTrainer", "head", paper="LongSpec (arXiv:2502.17421)"),
     "pard": Entry("paceline.training.pard:PardTrainer", "draft model", paper="PARD (arXiv:2504.18583)"),
+    "s2d": Entry(
+        "paceline.training.s2d:S2dTrainer", "draft model", paper="S2D: Sorted Speculative Decoding (arXiv:2407.01955)"
+    ),
     "encdec_draft": Entry(
         "paceline.training.encdec_draft:EncDecDraftTrainer", "draft model", paper="Distil-Whisper (arXiv:2311.00430)"
+    ),
+    "specdec_pp": Entry(
+        "paceline.training.specdec_pp:SpecDecPPTrainer", "acceptance head", paper="SpecDec++ (arXiv:2405.19715)"
     ),
     "kangaroo": Entry("paceline.training.kangaroo:KangarooTrainer", "head", paper="Kangaroo (arXiv:2404.18911)"),
     "layer_skip": Entry("paceline.training.layer_skip:LayerSkipTrainer", "model", paper="LayerSkip (arXiv:2404.16710)"),

@@ -28,7 +28,9 @@ def test_options_reach_the_controller_and_the_drafter() -> None:
         {"method": "ngram", "controller": "kangaroo", "threshold": 0.4, "steps": 3, "prompt_lookup_max": 2}
     )
     assert (built.name, built.threshold, built.levels) == ("kangaroo", 0.4, 3)
-    built = controller({"method": "ngram", "controller": "specdec_pp", "bound": [1, 9], "num_speculative_tokens": 7})
+    built = controller(
+        {"method": "ngram", "controller": "online_acceptance", "bound": [1, 9], "num_speculative_tokens": 7}
+    )
     assert (built.bound, built.num_speculative_tokens) == ((1, 9), 7)
     assert controller({"method": "auto", "controller": "swift", "stop_threshold": 0.5}).threshold == 0.5
     assert controller({"method": "ngram", "max_depth": 3}).max_depth == 3
@@ -52,7 +54,7 @@ def test_defaults_stay() -> None:
 
 
 @pytest.mark.parametrize("method", ["ngram", ["ngram", "draft_model"]])
-@pytest.mark.parametrize("name", ["auto", "heuristic", "specdec_pp", "ppd", None])
+@pytest.mark.parametrize("name", ["auto", "heuristic", "online_acceptance", "ppd", None])
 def test_no_speculative_tokens_are_none_whatever_the_controller(method: Any, name: str | None) -> None:
     built = controller({"method": method, "num_speculative_tokens": 0} | ({"controller": name} if name else {}))
     assert not built.plan([Signal(0, 10, 20, 0.0)]).drafts

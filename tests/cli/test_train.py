@@ -259,3 +259,34 @@ def test_what_is_not_finished_is_refused_by_name(tiny: Path, tmp_path: Path) -> 
         LLM(str(tiny), lora=begun, **more)
     with pytest.raises(PacelineError, match="and not a hub id"):
         LLM(str(tiny), speculative_config={"method": "medusa", "model": str(begun / "head")}, **more)
+
+
+def test_an_acceptance_head_is_used_as_its_command_says(run: Command, tiny: Path, texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    words = quick("specdec_pp", tiny, texts, out)
+    assert "draft_model must be the folder or hub id of a draft model for specdec_pp" in run(*words).line
+    words += ["--draft-model", str(tiny), "--num-blocks", "2"]
+    assert "must be 0 for specdec_pp, which reads mixed texts" in run(*words, "--feature-disk-gib", "1").line
+    found = run(*words)
+    said = " ".join(found.out.split())
+    assert found.code == 0, found.err
+    assert re.search(r"of 1 test text \(\d+ tokens\), [\d.]+% are accepted or rejected as foretold", said)
+    config = json.dumps({"method": "draft_model", "model": str(tiny), "acceptance_head": str(out)})
+    assert f"Use it: paceline generate -m {tiny} -s '{config}' --chat" in said
+    used = [
+        "generate",
+        "-m",
+        str(tiny),
+        "-s",
+        config,
+        "--dtype",
+        "float32",
+        "--max-tokens",
+        "6",
+        "--json",
+        "some words",
+    ]
+    metrics = json.loads(run(*used).out)["metrics"]
+    assert metrics["num_draft_tokens"] > 0
+    stored = json.loads((out / "config.json").read_text())
+    assert (stored["num_layers"], stored["paceline_acceptance_head"]["draft"]["name"]) == (2, str(tiny))

@@ -34,7 +34,7 @@ def made(name: str, **options: Any) -> Any:
 
 
 def test_there_are_the_published_ones() -> None:
-    assert set(POLICIES) == {"heuristic", "specdec_pp", "kangaroo", "swift", "diffuspec"}
+    assert set(POLICIES) == {"heuristic", "specdec_pp", "online_acceptance", "kangaroo", "swift", "diffuspec"}
 
 
 @pytest.mark.parametrize("name", POLICIES)

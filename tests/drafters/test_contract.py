@@ -5,11 +5,14 @@ registered.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from acceptance_heads import acceptance_head
 from datastores import written
 from tools.pairwise import pairwise
 from toy_models import ToyModels, nested
@@ -81,23 +84,10 @@ DFLASH, DSPARK, DSPARK_RNN = (
         for name, tokens, seed, more in BLOCKS
     )
 )
-STAND_INS = (
-    ADAPTER,
-    MUTE,
-    MEDUSA,
-    HYDRA,
-    HYDRA_PLUS,
-    CLOVER,
-    MLP,
-    EAGLE,
-    EAGLE3,
-    P_EAGLE,
-    LONGSPEC,
-    MTP,
-    DFLASH,
-    DSPARK,
-    DSPARK_RNN,
-)
+ACCEPTANCE = str(acceptance_head(hidden=8, seed=2).write(Path(mkdtemp(prefix="paceline-head-")) / "head"))
+"""An acceptance head of the toy draft model."""
+HEADS = (MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, MLP, EAGLE, EAGLE3, P_EAGLE, LONGSPEC, MTP, DFLASH, DSPARK, DSPARK_RNN)
+STAND_INS = (ACCEPTANCE, ADAPTER, MUTE, *HEADS)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
 TENANTS = ("", "tenant 0", "tenant 1")
@@ -126,6 +116,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": "toy", "tree_policy": "greedy_draft"},
         {"model": "toy", "draft_sample_method": "greedy"},
         {"model": "toy", "num_speculative_tokens": 2},
+        {"model": "toy", "acceptance_head": ACCEPTANCE},
     ],
     "encdec_draft": [
         {"model": "toy"},
@@ -158,6 +149,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": "toy", "draft_exit_thresholds": 0.5},
         {"model": "toy", "draft_exits": [1, 2], "draft_exit_thresholds": [0.4, 0.7], "num_speculative_tokens": 3},
         {"model": "toy", "draft_exits": [2], "draft_exit_thresholds": 0.6, "draft_sample_method": "greedy"},
+        {"model": "toy", "draft_exits": [1, 3], "draft_exit_thresholds": 0.4, "tree_width": 3},
     ],
     "easyspec": [
         {"model": "toy"},

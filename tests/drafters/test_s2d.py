@@ -21,7 +21,8 @@ from paceline.drafters import DrafterArgs
 from paceline.drafters.draft_model.s2d import S2dDrafter
 from paceline.errors import ConfigError, DrafterError, UnsupportedModelError
 from paceline.models import load_runner
-from paceline.tree import TokenTree
+from paceline.models.heads import DraftExits
+from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial
 
 
 def drafter_of(size: int = 11, **options: Any) -> tuple[S2dDrafter, ToyModels]:
@@ -103,6 +104,93 @@ def test_the_distribution_check_catches_a_q_of_another_exit(monkeypatch: pytest.
     assert distribution_error(lying, random_target(1, 4, zeros=0.0), 4) > WRONG
 
 
+def grown(models: ToyModels, width: int, levels: int, mass: float) -> set[tuple[int, ...]]:
+    """Paths of the tree in its plainest form, without limits of nodes: two exits, thresholds 0.4 and 0.6."""
+    front: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    found: dict[tuple[int, ...], float] = {}
+    for _ in range(levels):
+        new = []
+        for path, reach in front:
+            for layers, threshold in zip((1, 3, 4), (0.4, 0.6, 0.0), strict=True):
+                row = models.exits.at([*PROMPT, *path], layers).softmax(0)
+                if float(row.max()) >= threshold:
+                    break
+            chances, tokens = row.topk(width)
+            needed = 1 + int((chances.cumsum(0)[:-1] < mass).sum())
+            new += [((*path, int(t)), reach * float(c)) for t, c in list(zip(tokens, chances, strict=True))[:needed]]
+        found |= dict(new)
+        front = sorted(new, key=lambda each: -each[1])[:width]
+    return set(found)
+
+
+def paths_of(tree: TokenTree) -> set[tuple[int, ...]]:
+    return {tuple(int(tree.tokens[i]) for i in tree.path(node)) for node in range(len(tree))}
+
+
+def tree_of(width: int, mass: float = 0.6) -> tuple[TokenTree, ToyModels]:
+    given: dict[str, Any] = {"draft_exits": [1, 3], "draft_exit_thresholds": [0.4, 0.6]}
+    drafter, models = drafter_of(**given, tree_width=width, tree_mass=mass)
+    state = begin(drafter)
+    return drafter.propose([state], [Budget(99, 4)], [EMPTY_TREE])[0], models
+
+
+def test_a_node_has_the_more_children_the_less_sure_its_exit_is() -> None:
+    """By brute force. Negative control: as many children everywhere are another tree."""
+    tree, models = tree_of(3)
+    assert paths_of(tree) == grown(models, 3, 4, 0.6) != grown(models, 3, 4, 1.0)
+    widths = {len(tree.children(node)) for node in range(-1, len(tree))}
+    assert {1, 2, 3} <= widths
+    chain, _ = tree_of(1)
+    assert chain.is_chain
+    narrow, _ = tree_of(3, 1e-6)
+    assert narrow.is_chain
+    assert narrow.tokens.tolist() == chain.tokens.tolist()
+
+
+def test_drawn_trees_keep_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: rows of another exit."""
+    given: dict[str, Any] = {"draft_exits": [1, 2], "draft_exit_thresholds": [0.45, 0.55]}
+    drafter, models = drafter_of(4, **given, tree_width=2, tree_mass=0.7)
+    draws = program(monkeypatch, drafter, 3)
+    assert distribution_error(draws, random_target(1, 4, zeros=0.0), 3) < 1e-6, "float32 rows"
+
+    def lying(choices: Choices) -> TokenTree:
+        tree = draws(choices)
+        rows = {p: models.exits.at([*PROMPT, *(int(tree.tokens[i]) for i in tree.path(p))], 4) for p in tree.trials}
+        told = {p: tuple(Trial(t.node, rows[p].softmax(0), t.removed, t.order) for t in each)
+                for p, each in tree.trials.items()}  # fmt: skip
+        return tree.replace(trials=told)
+
+    assert distribution_error(lying, random_target(1, 4, zeros=0.0), 3) > WRONG
+
+
+def test_of_a_tree_that_went_through_all_layers_the_accepted_path_is_kept() -> None:
+    drafter, models = drafter_of(draft_exits=[2], draft_exit_thresholds=2.0, tree_width=3, tree_mass=1.0)
+    state = begin(drafter)
+    (tree,) = drafter.propose([state], [Budget(99, 3)], [EMPTY_TREE])
+    leaf = next(leaf for leaf in tree.leaves() if len(tree.path(leaf)) == 3 and tree.path(leaf) != (0, 1, 2))
+    state.context.tokens += [*(int(tree.tokens[i]) for i in tree.path(leaf)), 9]
+    models.exits.ran.clear()
+    propose(drafter, state, 1)
+    assert state.cache.length == len(PROMPT) + 2, "the last of them was not fed"
+    assert models.exits.ran == [(0, 2, 2), (2, 4, 2)]
+
+
+def test_exits_and_thresholds_are_those_that_were_trained_for_the_target() -> None:
+    def made(layers: tuple[int, ...], **options: Any) -> S2dDrafter:
+        models = ToyModels(ToyRunner(11), ToyRunner(11, order=None))
+        models.trained_exits = DraftExits(layers).chosen_for({"name": "toy", "fingerprint": "toy-11-2-0"}, (0.3, 0.4))
+        target = ToyRunner(11, seed=options.pop("target", 0))
+        return S2dDrafter(
+            DrafterArgs(vocab_size=11, index=0, max_context=99, models=models, target=target), model="toy", **options
+        )
+
+    assert (made((1, 3)).exits, made((1, 3)).thresholds) == ((1, 3, 4), [0.3, 0.4])
+    assert made((1, 3), target=5).thresholds == [0.9, 0.9], "none were chosen for this target"
+    assert made((1, 3), draft_exits=[1, 2]).thresholds == [0.9, 0.9], "they are of other exits"
+    assert made((1, 3), draft_exit_thresholds=0.5).thresholds == [0.5, 0.5]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint.write(tmp_path_factory.mktemp("exits"), num_hidden_layers=4)
@@ -122,6 +210,17 @@ def test_a_real_model_with_exits_is_itself(folder: Path, threshold: float) -> No
     share = sum(o.metrics.num_accepted_tokens for o in found) / sum(o.metrics.num_draft_tokens for o in found)
     assert share == 1.0 or threshold < 1
     assert share < 1.0 or threshold > 0
+
+
+def test_trees_of_a_real_model_leave_the_text_alone(folder: Path) -> None:
+    plain = LLM(folder, speculative_config=None, dtype="float32", seed=1)
+    prompts = [{"prompt_token_ids": [5 + 3 * i for i in range(n)]} for n in (3, 20)]
+    config = {"method": "s2d", "model": str(folder), "draft_exits": [1, 2], "draft_exit_thresholds": 0.02}
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    wide = plain.with_speculative_config(config | {"tree_width": 3, "max_nodes": 12, "controller": "auto"})
+    found = wide.generate(prompts, params)
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in plain.generate(prompts, params)]
+    assert not any(o.metrics.dropped_drafters for o in found)
 
 
 def test_an_exit_gives_what_its_layers_give(folder: Path) -> None:
@@ -154,6 +253,8 @@ def test_an_exit_gives_what_its_layers_give(folder: Path) -> None:
         ({"draft_exit_thresholds": [0.5]}, "one for each of 2 exits"),
         ({"draft_exit_thresholds": -0.1}, r"be in 0\.\.2"),
         ({"draft_exit_thresholds": "x"}, "one number"),
+        ({"tree_width": 0}, r"tree_width must be an integer in 1\.\.64"),
+        ({"tree_mass": 0.0}, "tree_mass must be above 0"),
         ({"draft_sample_method": "best"}, "draft_sample_method"),
     ],
 )

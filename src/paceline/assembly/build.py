@@ -106,7 +106,9 @@ def build_parts(
     parts = EngineParts(
         runner=runner,
         drafter_set=drafter_set,
-        controller=limited(build_controller(config, options, runner, drafter_set.names), runner, drafters, memory),
+        controller=limited(
+            build_controller(config, options, runner, drafters, drafter_set.names), runner, drafters, memory
+        ),
         greedy=sampled.at_zero() or GreedyVerifier(),
         sampled=sampled,
     )

@@ -69,6 +69,12 @@ INFERRED: Final = ("auto", "draft_model")
 AUTO_LIMITS: Final = {"max_nodes", "max_depth"}
 """Options of the automatic controller: beside a method without a controller they ask for it."""
 
+ACCEPTANCE_HEAD: Final = "acceptance_head"
+"""Option of a draft model that asks for the controller which reads the head, where none is named."""
+
+FORETOLD: Final = "specdec_pp"
+"""That controller."""
+
 AUTO_TABLES = ("suffix", "ngram")
 """Tables that `auto` may read, one at a time: the first is right more often where requests resemble each other."""
 
@@ -108,6 +114,7 @@ def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
         config.num_speculative_tokens is not None
         or config.controller is not None
         or AUTO_LIMITS & config.options.keys()
+        or _has_head(config)
     ):
         return config
     published = registry.lookup("drafters", config.method).published
@@ -171,16 +178,20 @@ def check_controller(name: str) -> Any:
 
 
 def build_controller(
-    config: SpeculativeConfig, options: Mapping[str, Any], runner: Runner, names: Sequence[str]
+    config: SpeculativeConfig,
+    options: Mapping[str, Any],
+    runner: Runner,
+    drafters: Sequence[Drafter],
+    names: Sequence[str],
 ) -> Controller:
     """The policy by name; "fixed" where the user fixed the number of tokens, else "auto".
 
     Args:
         options: its own, from `split_options`.
-        names: of the drafters, in their order.
+        names: of the drafters, in their order, as the outputs have them.
     Raises:
         ConfigError: no controller by that name, an option with a value outside its range, no number of tokens where it
-            needs one.
+            needs one, a head that it does not read, or none that it reads.
     """
     name = _name(config, drafting=bool(names))
     factory = check_controller(name)
@@ -198,8 +209,29 @@ def build_controller(
         raise ConfigError(
             f"{name!r} is not a controller: it has no {', '.join(lacking)}; see paceline.controllers.base"
         )
-    controller.drafters = len(names)
+    controller.drafters = len(drafters)
+    _check_head(name, controller, drafters)
     return FixedController(0) if config.num_speculative_tokens == 0 else controller
+
+
+def _check_head(name: str, controller: Controller, drafters: Sequence[Drafter]) -> None:
+    """Reject a head that foretells acceptance to a controller that does not read it, and the reverse.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    reads = isinstance(controller, Controller) and controller.reads_acceptance
+    foretells = any(drafter.foretells for drafter in drafters)
+    if foretells and not reads and name in registry.CONTROLLERS:
+        raise ConfigError(
+            f"controller {name!r} does not read an acceptance head; leave {ACCEPTANCE_HEAD} out, or use controller "
+            f"{FORETOLD!r}"
+        )
+    if reads and drafters and not foretells:
+        raise ConfigError(
+            f"controller {name!r} reads an acceptance head, and no method has one; train one with `paceline train "
+            f"specdec_pp` and name it as {ACCEPTANCE_HEAD} of draft_model, or use controller 'online_acceptance'"
+        )
 
 
 def _limits(name: str, config: SpeculativeConfig, options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -242,7 +274,17 @@ def _measures(name: str, config: SpeculativeConfig, runner: Runner, names: Seque
 
 def _name(config: SpeculativeConfig, *, drafting: bool) -> str:
     """The policy that the user named, or the one that goes with the rest."""
-    return config.controller or ("fixed" if config.num_speculative_tokens is not None or not drafting else "auto")
+    if config.controller is not None:
+        return config.controller
+    if drafting and _has_head(config):
+        return FORETOLD
+    return "fixed" if config.num_speculative_tokens is not None or not drafting else "auto"
+
+
+def _has_head(config: SpeculativeConfig) -> bool:
+    """Whether a method has a head that foretells acceptance."""
+    methods = [config] if isinstance(config.method, str) else config.method
+    return any(method.options.get(ACCEPTANCE_HEAD) is not None for method in methods)
 
 
 def _parameters(name: str, factory: Any) -> Mapping[str, inspect.Parameter]:

@@ -36,6 +36,7 @@ from paceline.models import (
     source_draft_target,
     stored_embedding,
 )
+from paceline.models.heads import DraftExits
 from paceline.models.runners import SourceDraftRunner
 
 logger = logging.getLogger("paceline")
@@ -262,6 +263,15 @@ class DraftModels:
             CheckpointError: nothing to load there, or a mask token that is no id.
         """
         return mask_token(read_config(resolve(model, code=self._trust)), model)
+
+    def exits_of(self, model: str) -> DraftExits | None:
+        """See `drafters.base.Models.exits_of`.
+
+        Raises:
+            CheckpointError: nothing to load there, or exits that are none.
+        """
+        folder = resolve(model, code=self._trust)
+        return DraftExits.of(read_config(folder), model) if folder.is_dir() else None
 
     def embedding_of(self, token: int) -> torch.Tensor:
         """See `drafters.base.Models.embedding_of`.

@@ -163,6 +163,8 @@ class Controller:
     """Most nodes of one sequence's tree, where that is an option, which may be lowered before any plan; else 0."""
     drafters: int = 1
     """How many drafters there are; set by the engine before the first plan."""
+    reads_acceptance: bool = False
+    """It reads `ACCEPTANCE` of what drafters pass to `Budget.go_on`, which none but a drafter that `foretells` does."""
 
     def plan(self, signals: Sequence[Signal]) -> Plan:
         """Budgets for the next steps of these sequences."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from paceline.checkpoints import Tokenizer
     from paceline.models import Denoiser, Runner, SequenceCache
+    from paceline.models.heads import DraftExits
     from paceline.models.runners import SourceDraftRunner
     from paceline.tree import Budget, Scores, TokenTree, Verdict
 
@@ -139,6 +140,9 @@ class Models(Protocol):
 
     def mask_token_of(self, model: str) -> int | None:
         """The mask token of another checkpoint, a parallel draft model; None where its config.json names none."""
+
+    def exits_of(self, model: str) -> DraftExits | None:
+        """The exits of another checkpoint, a sorted draft model; None where its config.json names none."""
 
     def embedding_of(self, token: int) -> torch.Tensor:
         """(hidden,) the embedding of a token in the target's files, which may be one that they have a row for and that
@@ -288,6 +292,7 @@ class Drafter(ABC):
         reads_target: it finds the target's cache in its contexts and only reads what is committed there.
         works_ahead: `ahead` is called.
         reads_prediction: it drafts from what a request says that it expects (`Context.prediction`).
+        foretells: it passes `ACCEPTANCE` to `Budget.go_on`.
         rewinds: `rewind` may be called, so that other drafters can be built on it.
         takes_back: its models must be able to forget any of the tokens that they have read; without it, they only read
             what the text confirms.
@@ -311,6 +316,7 @@ class Drafter(ABC):
     reads_target: bool = False
     works_ahead: bool = False
     reads_prediction: bool = False
+    foretells: bool = False
     rewinds: bool = False
     takes_back: bool = True
     tree_policy: str = "chain"

@@ -93,7 +93,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Copy all tensors to a device."""
-        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
+        return type(self)(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def ahead(self, values: Tensor, steps: int) -> Tensor:
         """(b, t, ...) `values` of the token `steps` further on; zeros behind the row's end."""
@@ -124,6 +124,11 @@ class RecordedBatch(Batch):
     """
 
     chances: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch, chances: Tensor) -> RecordedBatch:
+        """A batch with these."""
+        return cls(**{field.name: getattr(batch, field.name) for field in fields(Batch)}, chances=chances)
 
 
 class TargetView:

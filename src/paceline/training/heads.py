@@ -64,6 +64,7 @@ class Trainer(nn.Module):
         judged_as: what tokens are that it is right about, where it does not draft.
         replaces_target: what is written is a model in place of the target.
         reads_sources: the model's texts follow from sources that its encoder reads, and go no further than their ends.
+        learns: its weights change; otherwise a run only judges and chooses.
         depths: how many tokens ahead it is judged by.
         done: how much of the run lies behind, from 0 to 1; the loop says so before each step.
     """
@@ -75,6 +76,7 @@ class Trainer(nn.Module):
     judged_as: ClassVar[str] = "now the likeliest ones"
     replaces_target: ClassVar[bool] = False
     reads_sources: ClassVar[bool] = False
+    learns: bool = True
     depths: int
     done: float = 0.0
     rows: Tensor
@@ -161,6 +163,13 @@ class Trainer(nn.Module):
         Yields:
             By depth, from 0 to `depths` - 1: (m,) int64 flat positions as `Batch.learned(depth + 2)` gives them, and
             (m,) int64 the column of the likeliest token there, whether or not the drafts before it are right.
+        """
+
+    def choose(self, view: TargetView, documents: Sequence[Document], length: int) -> None:
+        """Choose what follows from the best state, such as thresholds, on the documents that chose it.
+
+        Args:
+            length: tokens of a row.
         """
 
     @abstractmethod

@@ -26,7 +26,7 @@ from paceline.checkpoints import read_config
 from paceline.errors import CapabilityError
 from paceline.training.batches import Batch, TargetView
 from paceline.training.draft_model import embedding_of, sliced, with_layers, write_checkpoint
-from paceline.training.next_token import NextTokenTrainer, decoded
+from paceline.training.next_token import NextTokenTrainer, behind_layers
 from paceline.training.train_config import ExitConfig, TrainConfig
 from paceline.utils import integer
 
@@ -107,25 +107,8 @@ class LayerSkipTrainer(NextTokenTrainer):
         return self._normed(self.behind_layers(batch)[self.exit_layer - 1]).view_as(batch.final)
 
     def behind_layers(self, batch: Batch, stay: Tensor | None = None) -> list[Tensor]:
-        """(b, t, d) states behind each layer.
-
-        Args:
-            stay: (layers, b) bool, whether the layer runs for the row; None runs all.
-        """
-        behind: list[Tensor] = []
-
-        def passed(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            chosen = output if stay is None else torch.where(stay[len(behind), :, None, None], output, inputs[0])
-            behind.append(chosen)
-            return chosen
-
-        handles = [layer.register_forward_hook(passed) for layer in cast(nn.ModuleList, self.model.layers)]
-        try:
-            decoded(self.model, embedding_of(self.embed, batch), batch)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return behind
+        """(b, t, d) states behind each layer; `stay` as of `next_token.behind_layers`."""
+        return behind_layers(self.model, embedding_of(self.embed, batch), batch, stay)
 
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
         """A checkpoint like the target's, with its tokenizer."""

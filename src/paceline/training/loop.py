@@ -90,6 +90,7 @@ def fit(head: Trainer, view: TargetView, texts: TextSplit, how: Fitting, folder:
     run.go()
     run.processes.wait_for_everyone()
     head.load_state_dict(load_file(folder / BEST), strict=False)
+    head.choose(view, texts.validation, how.row_tokens)
     run.curve.tests.append(run.tested())
     return run.curve
 
@@ -140,6 +141,8 @@ class _Run:
 
     def _progress(self) -> float:
         """How much of the run is done, from 0 on."""
+        if not self.head.learns:
+            return 1.0
         return self.at.step / self.how.steps if self.how.steps else agreed(self.spent / 60 / self.how.minutes)
 
     def _to_be_judged(self) -> bool:

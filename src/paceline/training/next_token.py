@@ -54,6 +54,28 @@ class NextTokenTrainer(Trainer):
         return torch.cat([(part @ rows).argmax(-1) for part in states.split(1024)])
 
 
+def behind_layers(model: nn.Module, embedded: Tensor, batch: Batch, stay: Tensor | None = None) -> list[Tensor]:
+    """(b, t, d) states of a decoder of transformers behind each layer, whose documents do not see each other.
+
+    Args:
+        embedded: (b, t, d). stay: (layers, b) bool, whether the layer runs for the row; None runs all.
+    """
+    behind: list[Tensor] = []
+
+    def passed(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        chosen = output if stay is None else torch.where(stay[len(behind), :, None, None], output, inputs[0])
+        behind.append(chosen)
+        return chosen
+
+    handles = [layer.register_forward_hook(passed) for layer in cast(nn.ModuleList, model.layers)]
+    try:
+        decoded(model, embedded, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return behind
+
+
 def text_loss(states: Tensor, rows: Tensor, batch: Batch) -> Tensor:
     """The cross-entropy in nats, per learned token, of the text's own tokens.
 

@@ -22,7 +22,7 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -201,8 +201,7 @@ def batch_of(version: Served, target: ModelInfo, record: Tensors, first: int, *,
     if not rejected:
         return batch
     columns, chances = _targets(record, column, columns, len(version.vocabulary))
-    parts = {field.name: getattr(batch, field.name) for field in fields(Batch)}
-    return RecordedBatch(**parts | {"columns": columns[None]}, chances=chances)
+    return RecordedBatch.of(replace(batch, columns=columns[None]), chances)
 
 
 def _targets(record: Tensors, column: Tensor, columns: Tensor, size: int) -> tuple[Tensor, Tensor]:

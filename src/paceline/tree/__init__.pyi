@@ -24,6 +24,7 @@ from .token_tree import chain_sources as chain_sources
 from .token_tree import first_nodes as first_nodes
 from .token_tree import is_sound_chain as is_sound_chain
 from .token_tree import lone_source as lone_source
+from .types import ACCEPTANCE as ACCEPTANCE
 from .types import NO_BUDGET as NO_BUDGET
 from .types import Budget as Budget
 from .types import GoOn as GoOn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 
 GoOn = Callable[[int, float, object], bool]
+"""Asks a controller, with the level that comes next, the chance of the path so far as the drafter sees it, and what the
+drafter passes beside it: a mapping of numbers, or None.
+"""
+
+ACCEPTANCE: Final = "acceptance"
+"""Key of such a mapping: the chance, as a trained head foretells it, that the last drafted token whose state is known
+is accepted; 1 where none is.
+"""
+
 Needed = Callable[["TokenTree"], bool]
 
 

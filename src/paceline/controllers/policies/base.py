@@ -19,7 +19,7 @@ from paceline.controllers.auto.choice import cut, fixed_shape
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
 from paceline.controllers.explanations import LAST_TOKEN, ZERO_TOKENS, count, none_from, too_many
 from paceline.tree import Budget, select_nodes
-from paceline.utils import integer
+from paceline.utils import integer, need, number
 
 if TYPE_CHECKING:
     from paceline.tree import TokenTree, Verdict
@@ -287,6 +287,57 @@ class ThresholdController(StopController[None]):
 
     def _policy(self) -> str:
         return f"up to {self.levels} levels, none after a token below a confidence of {self.threshold:g}"
+
+
+class RejectionController(StopController[M]):
+    """Base of the policies that stop where a rejection somewhere in the draft is too likely: under costs of a draft
+    step and of a verification, a threshold on that chance is the optimal policy.
+
+    Args:
+        stop_threshold: largest chance of a rejection behind which another token follows; 0 drafts the least, 1 the most
+            that `bound` allows.
+        bound: least and most tokens of a draft, both included.
+        num_speculative_tokens, disable_by_batch_size: of `LengthController`.
+    Raises:
+        ConfigError: a value outside its range.
+    Source: SpecDec++ (arXiv:2405.19715), theorem 3.1.
+    """
+
+    def __init__(
+        self,
+        stop_threshold: float,
+        bound: Sequence[int],
+        num_speculative_tokens: int | None,
+        disable_by_batch_size: int | None,
+    ) -> None:
+        number("stop_threshold", stop_threshold, 0.0, 1.0, "be in 0..1")
+        pair = isinstance(bound, list | tuple) and len(bound) == 2
+        need(pair, "bound", "be two integers, the least and the most", bound)
+        integer("bound[1]", bound[1], 1, MAX_LENGTH)
+        integer("bound[0]", bound[0], 1, bound[1])
+        super().__init__(num_speculative_tokens, disable_by_batch_size)
+        self.stop_threshold, self.bound = stop_threshold, (bound[0], bound[1])
+
+    @abstractmethod
+    def _chance(self, memory: M, token: Token) -> float:
+        """The factor of a token in the chance that nothing is rejected."""
+
+    def _length(self, memory: M) -> int:
+        return self.bound[1]
+
+    def _follow(self, memory: M, carried: float, token: Token) -> tuple[float, bool]:
+        chance = carried * self._chance(memory, token)
+        return chance, token.depth < self.bound[0] or 1.0 - chance <= self.stop_threshold
+
+    def _why(self, state: PolicyState[M]) -> str:
+        least, most = (min(bound, state.length) for bound in self.bound)
+        return f"{least} to {count(most, 'level')}, {self._until()}."
+
+    def _policy(self) -> str:
+        return f"{self.bound[0]} to {self.bound[1]} levels, {self._until()}"
+
+    def _until(self) -> str:
+        return f"until the chance of a rejection exceeds {self.stop_threshold:g}"
 
 
 def tokens_of(state: PolicyState[M], tree: TokenTree) -> Iterator[Token]:

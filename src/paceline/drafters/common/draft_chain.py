@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,12 @@ import torch
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_rows import best_tokens, chances_of, draw_for, fit_rows, weights
 from paceline.drafters.common.draft_state import DraftState, feed_ahead, feed_text
+from paceline.tree import ACCEPTANCE
 
 if TYPE_CHECKING:
     from paceline.drafters.base import Context
     from paceline.models import Runner
+    from paceline.models.heads import AcceptanceHead
     from paceline.tree import GoOn, TokenTree
 
 
@@ -28,6 +30,7 @@ class ChainDraft:
         tokens, confidence, rows: of the chain so far; the (v,) row that each token was drawn from, None where it is a
             point.
         behind: tokens between the text's last one and the chain, where it goes on from an earlier draft.
+        features: what `go_on` is told beside the chain's chance.
     """
 
     context: Context
@@ -39,11 +42,12 @@ class ChainDraft:
     rows: list[torch.Tensor | None] = field(default_factory=list)
     reach: float = 1.0
     behind: Sequence[int] = ()
+    features: Mapping[str, float] | None = None
 
     @property
     def wants_more(self) -> bool:
         depth = len(self.tokens) + 1
-        return 1 < depth <= self.steps and self.reach > 0.0 and self.go_on(depth, self.reach, None)
+        return 1 < depth <= self.steps and self.reach > 0.0 and self.go_on(depth, self.reach, self.features)
 
     def add_best(self, tokens: Sequence[int], chances: Sequence[float]) -> None:
         """The likeliest token comes next; where there is none, the chain is at its end."""
@@ -63,17 +67,32 @@ class ChainDraft:
 
 
 def draft_chains(
-    runner: Runner, states: Sequence[DraftState], drafts: Sequence[ChainDraft], vocab_size: int, source: int
+    runner: Runner,
+    states: Sequence[DraftState],
+    drafts: Sequence[ChainDraft],
+    vocab_size: int,
+    source: int,
+    *,
+    head: AcceptanceHead | None = None,
 ) -> list[TokenTree]:
-    """One chain per state; the caches then hold the whole text and all drafted tokens but the last of each."""
-    logits = feed_text(runner, states)
+    """One chain per state; the caches then hold the whole text and all drafted tokens but the last of each.
+
+    Args:
+        head: foretells from the state of each drafted token that was fed whether it is accepted.
+    """
+    logits, last = feed_text(runner, states), runner.info.num_layers
     active = list(zip(states, drafts, strict=True))
     while True:
         add_level([draft for _, draft in active], fit_rows(logits, vocab_size))
         active = [(state, draft) for state, draft in active if draft.wants_more]
         if not active:
             return [draft.tree(source) for draft in drafts]
-        logits = feed_ahead(runner, [state for state, _ in active], [draft.tokens[-1] for _, draft in active])
+        fed, tokens = [state for state, _ in active], [draft.tokens[-1] for _, draft in active]
+        scores = feed_ahead(runner, fed, tokens, () if head is None else (last,))
+        logits = scores.logits
+        if head is not None:
+            for (_, draft), chance in zip(active, head.chances(scores.taps[last]), strict=True):
+                draft.features = {ACCEPTANCE: chance}
 
 
 AddLevel = Callable[[Sequence[ChainDraft], torch.Tensor], None]

@@ -18,6 +18,7 @@ from paceline.models import MappedRunner
 if TYPE_CHECKING:
     from paceline.drafters.base import Context
     from paceline.models import Runner, SequenceCache
+    from paceline.tree import Scores
 
 CHUNK: Final = 512
 """Most tokens of one sequence that are fed at once when a draft model catches up."""
@@ -148,9 +149,9 @@ def feed_text(runner: Runner, states: Sequence[DraftState]) -> torch.Tensor:
     return logits
 
 
-def feed_ahead(runner: Runner, states: Sequence[DraftState], tokens: Sequence[int]) -> torch.Tensor:
-    """Feed one drafted token each; (r, v) logits after them."""
-    logits = runner.extend([state.cache for state in states], [[token] for token in tokens]).logits
+def feed_ahead(runner: Runner, states: Sequence[DraftState], tokens: Sequence[int], taps: Sequence[int] = ()) -> Scores:
+    """Feed one drafted token each; (r, v) logits after them, and the states behind the layers of `taps`."""
+    scores = runner.extend([state.cache for state in states], [[token] for token in tokens], taps=taps)
     for state, token in zip(states, tokens, strict=True):
         state.ahead.append(token)
-    return logits
+    return scores

@@ -27,6 +27,7 @@ from paceline.drafters.growth.policies import TreePolicy
 from paceline.drafters.vocab import trimmed_head
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models import MappedRunner, Runner
+from paceline.models.heads import AcceptanceHead
 from paceline.tree import Budget, TokenTree
 from paceline.utils import need
 
@@ -44,11 +45,15 @@ class DraftModelDrafter(FollowingDrafter):
             counted (`paceline count-tokens`), else all; "all" keeps all in any case.
         draft_vocab_file: what tells which: a file of `paceline count-tokens`, JSON counts by token id, JSON ids by
             frequency, or a text; None takes what was counted of this target, else the lowest ids.
+        acceptance_head: folder or hub id of what `paceline train specdec_pp` has written for this draft model;
+            controller "specdec_pp", which is then the default, stops chains where it foretells a rejection.
         draft_device: where the draft model runs: "cpu", "cuda" or "cuda:N", or "auto" for the device of this machine on
             which its levels take the least time, which is measured and logged; None is the target's.
     Raises:
         ConfigError: a value outside its range, an option that the policy does not have.
-        CapabilityError: a tree from a draft model whose runner scores chains only.
+        CapabilityError: a tree from a draft model whose runner scores chains only, an acceptance head for one that does
+            not give its states or cannot take back tokens.
+        CheckpointError: an acceptance head of other models.
         DrafterError: another tokenizer.
     """
 
@@ -56,6 +61,7 @@ class DraftModelDrafter(FollowingDrafter):
     learns = "draft_model"
     rewinds = True
     policy: TreePolicy
+    head: AcceptanceHead | None = None
 
     def __init__(
         self,
@@ -65,10 +71,13 @@ class DraftModelDrafter(FollowingDrafter):
         draft_vocab_size: int | str | None = None,
         draft_vocab_file: str | None = None,
         draft_device: str | None = None,
+        acceptance_head: str | None = None,
         **growth: Unpack[GrowthOptions],
     ) -> None:
         self._configure(args, growth)
         self._open(args, model, draft_vocab_size, draft_vocab_file, draft_device)
+        if acceptance_head is not None:
+            self._foretell(args, acceptance_head)
 
     def _open(
         self, args: DrafterArgs, model: str | None, size: int | str | None, file: str | None, device: str | None
@@ -87,6 +96,26 @@ class DraftModelDrafter(FollowingDrafter):
         else:
             runner = args.models.open(model, head_rows=rows, device=device)
         self._use(runner, repr(model))
+
+    def _foretell(self, args: DrafterArgs, head: str) -> None:
+        """Pass on what a head foretells of each drafted token.
+
+        Raises:
+            ConfigError: no name of one, or trees.
+            CapabilityError: a draft model that does not give its states, or cannot take back tokens.
+            CheckpointError: no such head, or one of other models.
+        """
+        need(isinstance(head, str), "acceptance_head", "be a folder or hub id", head)
+        name = self.policy.name
+        need(name == "chain", "acceptance_head", f"be left out with tree_policy {name!r}: it reads chains", head)
+        if not self._chains:
+            raise CapabilityError(
+                f"acceptance_head needs a draft model that can take back tokens, which {self.runner.info.name} cannot "
+                "as it runs here; leave it out"
+            )
+        target = None if args.target is None else args.target.info
+        self.head = AcceptanceHead.read(head, self.runner, target, tokenizer=args.fingerprint)
+        self.foretells = True
 
     def _configure(self, args: DrafterArgs, growth: GrowthOptions) -> None:
         """Check and keep what needs no model."""
@@ -149,6 +178,6 @@ class DraftModelDrafter(FollowingDrafter):
             chains = [
                 ChainDraft(state.context, count, budget.go_on, self._drawn(state)) for state, budget, count in each
             ]
-            return draft_chains(self.runner, states, chains, self.vocab_size, self.index)
+            return draft_chains(self.runner, states, chains, self.vocab_size, self.index, head=self.head)
         growing = [self.policy.start(state, budget, count, drawn=self._drawn(state)) for state, budget, count in each]
         return grow(model_scores(self.runner, growing, self.vocab_size), growing, self.index)

@@ -1,3 +1,5 @@
+from .acceptance_head import AcceptanceHead as AcceptanceHead
+from .draft_exits import DraftExits as DraftExits
 from .formats.base import HeadTarget as HeadTarget
 from .formats.known import WRITTEN as WRITTEN
 from .formats.known import writer as writer

@@ -218,7 +218,7 @@ def check_trained_for(
     Raises:
         CheckpointError: naming the first difference.
     """
-    trained_shape, its = _shape(trained_for.get("fingerprint", "")), _shape(target.fingerprint)
+    trained_shape, its = shape_of(trained_for.get("fingerprint", "")), shape_of(target.fingerprint)
     different = [(name, a, b) for name, a, b in sizes if a != b]
     words: tuple[str, object, object] | None = different[0] if different else None
     if (
@@ -238,6 +238,6 @@ def check_trained_for(
         )
 
 
-def _shape(fingerprint: str) -> str:
+def shape_of(fingerprint: str) -> str:
     """A fingerprint without dtype and rounding, which a head does not depend on."""
     return re.split(r"-(?:bfloat16|float16|float32|float64)\b", fingerprint)[0]
