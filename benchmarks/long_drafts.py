@@ -24,7 +24,6 @@ from paceline import LLM
 from paceline.models.heads import HeadConfig
 from paceline.models.runners import FeatureHead, LongSpecHead, NativeRunner
 from paceline.models.state import NativeCache
-from paceline.training.heads import layer_of
 from paceline.tree import EMPTY_TREE
 
 EAGLE, LONGSPEC = "eagle", "longspec"
@@ -33,9 +32,11 @@ WINDOW = 512
 
 def head_of(llm: LLM, method: Any, tokens: int, **more: Any) -> str:
     """Path of a head of the target's shapes."""
-    info = llm.runner.info
+    info, spec = llm.runner.info, llm.runner.spec  # type: ignore[attr-defined]  # a native runner
+    layer = {"num_attention_heads": spec.num_heads, "num_key_value_heads": spec.num_kv_heads, "head_dim": spec.head_dim}
+    layer |= {"intermediate_size": spec.intermediate_size, "max_position_embeddings": spec.max_context}
     sizes = {"hidden_size": info.hidden_size, "vocab_size": info.vocab_size, "draft_vocab_size": tokens}
-    config = HeadConfig(method=method, layer=layer_of(llm.runner), **sizes, **more)
+    config = HeadConfig(method=method, layer=layer, **sizes, **more)
     return written_head(config, head_weights(config))
 
 

@@ -315,7 +315,7 @@ class Seen:
     def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runner, self.drafts, self.right, self.late, self.scattered = llm.runner, 0, 0, 0, 0
         self.keys: Any = self.runner.last_keys  # type: ignore[attr-defined]
-        opened = LongSpecDrafter._opened
+        opened = LongSpecDrafter.opened
 
         def compared(drafter: LongSpecDrafter, states: Sequence[LongSpecState]) -> Any:
             found = opened(drafter, states)
@@ -328,7 +328,7 @@ class Seen:
                 self.late += torch.allclose(read, self.fresh(text[1:]), atol=1e-4)
             return found
 
-        monkeypatch.setattr(LongSpecDrafter, "_opened", compared)
+        monkeypatch.setattr(LongSpecDrafter, "opened", compared)
 
     def fresh(self, text: Sequence[int]) -> torch.Tensor:
         cache = self.runner.open()

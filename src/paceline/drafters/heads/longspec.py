@@ -93,7 +93,7 @@ class LongSpecDrafter(HeadDrafter[LongSpecState]):
         return min(tokens, self.head.window) * self.head.token_bytes
 
     def _chains(self, states: Sequence[LongSpecState], chains: Sequence[ChainDraft]) -> list[TokenTree]:
-        active = list(zip(self._opened(states), chains, strict=True))
+        active = list(zip(self.opened(states), chains, strict=True))
         while active:
             self._vocabulary.add_level([chain for _, chain in active], self.head.step([inputs for inputs, _ in active]))
             active = [(inputs, chain) for inputs, chain in active if chain.wants_more]
@@ -105,7 +105,7 @@ class LongSpecDrafter(HeadDrafter[LongSpecState]):
         drafts = [draft for draft in growing if draft.front]
         inputs = {
             id(draft): own
-            for draft, own in zip(drafts, self._opened([_state_of(draft) for draft in drafts]), strict=True)
+            for draft, own in zip(drafts, self.opened([_state_of(draft) for draft in drafts]), strict=True)
         }
 
         def score(active: Sequence[Growth]) -> list[torch.Tensor]:
@@ -117,7 +117,7 @@ class LongSpecDrafter(HeadDrafter[LongSpecState]):
 
         return grow(score, growing, self.index)
 
-    def _opened(self, states: Sequence[LongSpecState]) -> list[DraftInputs]:
+    def opened(self, states: Sequence[LongSpecState]) -> list[DraftInputs]:
         """What drafts begin with: windows, the target's keys and values, and the roots."""
         self.catch_up(states)
         opened = []
