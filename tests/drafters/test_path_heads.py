@@ -12,7 +12,6 @@ import eagle_reference as reference
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_checkpoint import write
 from torch.nn import functional as F
 
 from benchmarks.stand_ins import head_weights, written_head
@@ -34,19 +33,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("mlp_speculator", {"inner_size": 24, "tie_weights": True, "scale_input": True}),
 }
 Weights = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target of two layers, which runs by PyTorch's operators."""
-    return write(tmp_path_factory.mktemp("target"), max_position_embeddings=2048)
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that runs in compiled passes."""
-    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64}
-    return write(tmp_path_factory.mktemp("wide"), max_position_embeddings=2048, **sizes)
 
 
 def config(kind: str, info: Any) -> HeadConfig:

@@ -76,7 +76,7 @@ def build_parts(
         default_draft: draft model of "auto" and of "draft_model" without one, where the target has one that ships with
             it.
     Raises:
-        ConfigError: an unknown method or option, a trained head as a draft model, or tables of two drafters in one file.
+        ConfigError: an unknown method or option, a head as a draft model, or tables of two drafters in one file.
         CapabilityError: a method that this runner cannot serve.
     """
     config, options = split_options(_served(config, runner))
