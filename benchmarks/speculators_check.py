@@ -47,7 +47,26 @@ EQUAL = 1e-3
 DEPTHS = 4
 """Tokens that P-EAGLE predicts behind each text."""
 
-THERE = """
+MADE = """
+if given.get("made"):
+    torch.manual_seed(1)
+    for name, one in model.named_parameters():
+        if name not in ("lm_head.weight", "embed_tokens.weight") and "verifier" not in name:
+            with torch.no_grad():
+                noise = torch.randn_like(one)
+                one.copy_(1 + 0.1 * noise if one.ndim == 1 else noise / one.shape[-1] ** 0.5)
+    model.save_pretrained(given["made"])
+"""
+"""A model with noise as its weights, which is written where that is asked for."""
+
+VERSIONS = """
+print(json.dumps({"speculators": version("speculators"), "transformers": version("transformers"),
+                  "torch": torch.__version__}))
+"""
+"""What ran."""
+
+THERE = (
+    """
 import json, sys
 import torch, transformers
 from importlib.metadata import version
@@ -65,14 +84,9 @@ config.speculators_config.verifier.name_or_path = given["verifier"]
 torch.manual_seed(2)
 model_class = PEagleDraftModel if parallel else Eagle3DraftModel
 model = model_class.from_pretrained(given["head"], config=config).float().eval()
-if given.get("made"):
-    torch.manual_seed(1)
-    for name, one in model.named_parameters():
-        if name not in ("lm_head.weight", "embed_tokens.weight") and "verifier" not in name:
-            with torch.no_grad():
-                noise = torch.randn_like(one)
-                one.copy_(1 + 0.1 * noise if one.ndim == 1 else noise / one.shape[-1] ** 0.5)
-    model.save_pretrained(given["made"])
+"""
+    + MADE
+    + """
 inputs, found = load_file(given["inputs"]), []
 more = {}
 if parallel:
@@ -88,11 +102,12 @@ with torch.no_grad():
     model(hidden_states=inputs["states"][None], input_ids=inputs["tokens"][None],
           document_ids=torch.zeros_like(inputs["tokens"])[None], **more)
 save_file({"logits": found[0][0].contiguous()}, given["out"])
-print(json.dumps({"speculators": version("speculators"), "transformers": version("transformers"),
-                  "torch": torch.__version__}))
 """
+    + VERSIONS
+)
 
-THERE_BLOCK = """
+THERE_BLOCK = (
+    """
 import json, sys
 import torch, transformers
 from importlib import import_module
@@ -105,14 +120,9 @@ config = getattr(package, kind + "SpeculatorConfig").from_pretrained(given["head
 config.transformer_layer_config._attn_implementation = "eager"
 config.speculators_config.verifier.name_or_path = given["verifier"]
 model = getattr(package, kind + "DraftModel").from_pretrained(given["head"], config=config).float().eval()
-if given.get("made"):
-    torch.manual_seed(1)
-    for name, one in model.named_parameters():
-        if name not in ("lm_head.weight", "embed_tokens.weight") and "verifier" not in name:
-            with torch.no_grad():
-                noise = torch.randn_like(one)
-                one.copy_(1 + 0.1 * noise if one.ndim == 1 else noise / one.shape[-1] ** 0.5)
-    model.save_pretrained(given["made"])
+"""
+    + MADE
+    + """
 inputs, found = load_file(given["inputs"]), {}
 states, tokens = inputs["states"][None], inputs["tokens"][None]
 zeros = torch.zeros_like(tokens)
@@ -135,9 +145,9 @@ with torch.no_grad():
     if not config.sample_from_anchor:
         found = {name: one[1:] for name, one in found.items()}
 save_file({name: one.contiguous() for name, one in found.items()}, given["out"])
-print(json.dumps({"speculators": version("speculators"), "transformers": version("transformers"),
-                  "torch": torch.__version__}))
 """
+    + VERSIONS
+)
 
 
 def there(python: str, **given: Any) -> dict[str, str]:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from toys import ToyRunner
 
 from paceline import ConfigError, registry
 from paceline.assembly import build_parts, check_methods, split_options
 from paceline.assembly.build import single_methods
 from paceline.assembly.controller_setup import GIVEN
+from paceline.checkpoints import BUNDLED_FOLDER
 from paceline.config import SpeculativeConfig
 from paceline.controllers import Signal
+from paceline.models.heads import HeadConfig, head_methods
+
+HEAD = HeadConfig(method="medusa", hidden_size=8, vocab_size=11, draft_vocab_size=11, num_heads=2)
 
 
 def controller(given: dict[str, Any]) -> Any:
@@ -51,6 +60,29 @@ def test_defaults_stay() -> None:
     assert controller({"method": ["ngram", "draft_model"]}).name == "auto"
     assert controller({"method": "ngram", "num_speculative_tokens": 3}).num_speculative_tokens == 3
     assert controller({"method": "ngram", "controller": "heuristic"}).num_speculative_tokens is None
+
+
+def test_what_is_published_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Methods are checked before the model is loaded, and again when the engine is built."""
+    caplog.set_level("INFO", logger="paceline")
+    controller({"method": "ngram"})
+    assert caplog.text.count("drafts as published") == 1
+    controller({"method": "ngram", "num_speculative_tokens": 3})
+    assert caplog.text.count("drafts as published") == 1
+
+
+@pytest.mark.parametrize("method", ["auto", "draft_model"])
+def test_a_trained_head_is_no_draft_model(method: str, tmp_path: Path) -> None:
+    own, foreign = tmp_path / "own", tmp_path / "foreign"
+    for folder, config in ((own, {"paceline_head": HEAD.as_json()}), (foreign, {"hydra_num_heads": 4})):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
+    for folder, heads in ((own, ["medusa"]), (foreign, ["hydra"])):
+        words = re.escape(f"is a trained head and no draft model; write {{'method': '{heads[0]}', 'model': '{folder}'")
+        with pytest.raises(ConfigError, match=words):
+            controller({"method": method, "model": str(folder)})
+    assert not head_methods(BUNDLED_FOLDER / "draft"), "an ordinary model is none"
 
 
 @pytest.mark.parametrize("method", ["ngram", ["ngram", "draft_model"]])

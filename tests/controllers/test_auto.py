@@ -7,6 +7,7 @@ Negative controls: a controller that ignores costs, and one that never looks aga
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -18,7 +19,7 @@ import torch
 from controllers.worlds import Guesser, World, informed, overconfident, steady
 
 from paceline.controllers import Plan, Signal
-from paceline.controllers.auto import AutoController, Costs, CostStore
+from paceline.controllers.auto import PASSES, AutoController, Costs, CostStore
 from paceline.controllers.auto.acceptance import BUCKETS, Acceptance, SequenceOdds, Stopper
 from paceline.controllers.auto.trust import LONGEST_WAIT
 from paceline.controllers.policies import FixedController
@@ -199,6 +200,43 @@ def test_it_stops_again_when_the_drafter_turns_bad() -> None:
 def test_without_a_probe_it_learns_the_costs_from_its_steps() -> None:
     world = WORLDS[name := "draft, packed"]
     assert world.run(AutoController(world.costs(probe=False), world.names), 1200) >= 0.9 * best_fixed(name)
+
+
+class Hopeful(Costs):
+    """The negative control: a probe is thought to take no more than its passes would if rows were free."""
+
+    def probing(self, batch: int, context: int, rows: int) -> float:
+        return 8 * self.table(batch, context, 1)[1]
+
+
+@pytest.mark.parametrize("seconds", [packed, compute_bound, jump, tiles])
+@pytest.mark.parametrize("guesser", [ngram(steady(0.6), 0.01), ngram(steady(0.3), 0.1)], ids=["rare", "poor"])
+def test_a_probe_waits_until_the_ledger_pays_all_of_it(guesser: Guesser, seconds: Callable[[int], float]) -> None:
+    """Its passes and filling its cache, also where a further row costs as much as a pass; in plain steps."""
+    assert min(left_by_probes(Costs, World([guesser], seconds, jitter=0.0, outliers=0.0)), default=0.0) > -0.5
+
+
+def test_probes_that_are_thought_cheap_run_into_debt() -> None:
+    world = World([ngram(steady(0.6), 0.01)], jump, jitter=0.0, outliers=0.0)
+    assert min(left_by_probes(Hopeful, world)) < -5.0
+
+
+def left_by_probes(kind: type[Costs], world: World) -> list[float]:
+    """The ledger's balance after each probe of 1,200 steps."""
+    left: list[float] = []
+    now = 0.0
+
+    def probe(counts: Sequence[int], context: int) -> list[float]:
+        nonlocal now
+        took = PASSES * sum(map(world.seconds, counts)) + world.seconds(context)
+        now += took
+        left.append(controller.ledger.balance - took / world.seconds(1))
+        return [*map(world.seconds, counts)]
+
+    controller = AutoController(kind(probe=probe), world.names)
+    controller.clock = lambda: now  # type: ignore[method-assign]  # time stands still but for probes
+    world.run(controller, 1200)
+    return left
 
 
 def warmed(world: World, count: int = 300) -> AutoController:

@@ -13,7 +13,6 @@ import dflash_reference as reference
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_checkpoint import write
 from tiny_padded import ROWS, TOKENS
 from tiny_padded import write as write_padded
 from tools.enumerate_draws import Choices
@@ -23,7 +22,7 @@ from tools.random_trees import WRONG, distribution_error
 from toys import ToyRunner
 
 from benchmarks.stand_ins import head_weights, written_head
-from paceline import LLM, SamplingParams
+from paceline import LLM
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.common import draft_rows
 from paceline.drafters.growth.base import Growth
@@ -34,11 +33,10 @@ from paceline.models import load_runner
 from paceline.models.attention.segments import Segment
 from paceline.models.heads import HeadConfig, block_taps
 from paceline.models.runners import BlockHead
-from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial, Verdict, prune
+from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial, prune
+from tests.drafters.head_worlds import GREEDY, HeadWorld, check_texts, close, head_config
 
 PROMPT = [(7 * i) % 500 + 4 for i in range(90)]
-PROMPTS = [{"prompt_token_ids": [(7 * i + j) % 500 + 4 for i in range(1 + 14 * j)]} for j in range(3)]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 KINDS: dict[str, Any] = {"dflash": DFlashDrafter, "dspark": DSparkDrafter}
 MARKOV = {"markov_rank": 6, "enable_confidence_head": True, "confidence_head_with_markov": True}
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,60 +51,27 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target of two layers, which runs by PyTorch's operators."""
-    return write(tmp_path_factory.mktemp("target"), max_position_embeddings=2048)
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that runs in compiled passes."""
-    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64}
-    return write(tmp_path_factory.mktemp("wide"), max_position_embeddings=2048, **sizes)
-
-
 def config(method: Any, info: Any, **more: Any) -> HeadConfig:
     """Two layers of three query heads, one of keys; for compiled passes where the target is."""
-    layer = {"num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 40}
-    layer["head_dim"] = 32 if info.hidden_size > 32 else 16
-    given: dict[str, Any] = {"hidden_size": info.hidden_size, "vocab_size": info.vocab_size, "draft_vocab_size": 300}
-    given |= {"layer": layer | {"max_position_embeddings": 64, "rope_theta": 500.0, "rms_norm_eps": 1e-5}}
-    given |= {"taps": (-1, 0, 2), "num_layers": 2, "block_size": 5, "mask_token_id": 17}
-    return HeadConfig(method=method, **(given | {"sample_from_anchor": method == "dspark"} | more))
+    given = {"taps": (-1, 0, 2), "num_layers": 2, "block_size": 5, "mask_token_id": 17}
+    return head_config(method, info, **(given | {"sample_from_anchor": method == "dspark"} | more))
 
 
-class World:
-    """One drafter over a target in float32, with what a plain forward pass needs."""
+class World(HeadWorld[BlockState]):
+    """One drafter, and the plain forward pass."""
+
+    drafter: DFlashDrafter
 
     def __init__(self, folder: Path, form: str = "dflash", *, draft_vocab: int = 300, **options: Any) -> None:
-        self.target = load_runner(str(folder), dtype="float32")
+        super().__init__(folder)
         method, more = FORMS[form]
-        self.config = config(method, self.target.info, draft_vocab_size=draft_vocab, **more)
-        self.weights = head_weights(self.config)
-        if "draft_to_target" in self.weights:
-            self.weights["draft_to_target"] = self.weights["draft_to_target"] * 7 + 3
-        info = self.target.info
-        args = DrafterArgs(vocab_size=info.vocab_size, index=0, max_context=info.max_context, target=self.target)
-        self.drafter: DFlashDrafter = KINDS[method](args, model=written_head(self.config, self.weights), **options)
+        self.use(config(method, self.target.info, draft_vocab_size=draft_vocab, **more))
+        self.start(KINDS[method](self.args, model=written_head(self.config, self.weights), **options), PROMPT)
         stored = load_file(folder / "model.safetensors")
-        self.ids = self.weights.get("draft_to_target", torch.arange(info.vocab_size))
+        self.ids = self.weights.get("draft_to_target", torch.arange(self.target.info.vocab_size))
         head = stored["lm_head.weight"]
         self.tables = reference.Tables(stored["model.embed_tokens.weight"], head[self.ids])
-        self.vocab_size, self.cache = len(head), self.target.open()
-        self.tokens, self.states = list(PROMPT), self.extended(PROMPT[:-1])
-
-    def extended(self, tokens: Sequence[int]) -> torch.Tensor:
-        """(n, taps * hidden) the target's states of more tokens."""
-        self.taps = self.target.extend([self.cache], [tokens], taps=self.drafter.taps).taps
-        return torch.cat([self.taps[layer] for layer in self.drafter.taps], 1)
-
-    def begin(self, **more: Any) -> BlockState:
-        context = Context("a", list(PROMPT), len(PROMPT), taps=self.taps, **more)
-        return self.drafter.begin([context])[0]
-
-    def propose(self, state: BlockState, nodes: int, depth: int = 9) -> TokenTree:
-        return self.drafter.propose([state], [Budget(nodes, depth)], [EMPTY_TREE])[0]
+        self.vocab_size = len(head)
 
     def rows(self) -> torch.Tensor:
         """(k, hidden) states of the rows that draft, by the plain forward pass."""
@@ -118,21 +83,6 @@ class World:
         logits, confidence = reference.logits_behind(self.config, self.weights, self.tables, rows, path)
         whole = torch.full((self.vocab_size,), float("-inf")).index_copy(0, self.ids, logits)
         return whole, float(confidence)
-
-    def commit(self, state: BlockState, tree: TokenTree, path: Sequence[int], own: int) -> None:
-        """A scoring pass of the target, after which the path was accepted."""
-        scores = self.target.score([self.cache], [self.tokens[-1]], [tree], taps=self.drafter.taps)
-        self.target.commit([self.cache], [path])
-        new = [*(int(tree.tokens[i]) for i in path), own]
-        rows = [0, *(1 + i for i in path)]
-        self.states = torch.cat((self.states, torch.cat([scores.taps[one][rows] for one in self.drafter.taps], 1)))
-        self.tokens += new
-        state.context.tokens.extend(new)
-        self.drafter.observe([state], [tree], [Verdict(tuple(path), tuple(new[:-1]), own)], scores)
-
-
-def close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.allclose(a, b, atol=2e-4, rtol=2e-4)
 
 
 def path_to(tree: TokenTree, node: int) -> tuple[int, ...]:
@@ -468,36 +418,11 @@ def test_the_mask_may_be_a_row_that_is_no_token(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ texts
 
 
-@pytest.fixture(scope="module")
-def plain() -> LLM:
-    return LLM(speculative_config=None, dtype="float32", seed=1)
-
-
-def outputs(llm: LLM, params: SamplingParams) -> list[Any]:
-    found = llm.generate(PROMPTS, params)
-    assert not any(out.metrics.dropped_drafters for out in found), found[0].metrics.dropped_drafters
-    return [[one.token_ids for one in out.outputs] for out in found]
-
-
 @pytest.mark.parametrize("form", ["dflash", "rnn"])
 def test_the_text_is_the_targets(plain: LLM, form: str) -> None:
-    """Alone, in a list with another drafter, under `auto`; several outputs, rules, seeds."""
     method, more = FORMS[form]
     own = config(method, plain.runner.info, **more)
-    entry = {"method": method.upper(), "model": written_head(own)}
-    configs: list[dict[str, Any]] = [
-        {**entry, "num_speculative_tokens": 4},
-        {"method": ["ngram", entry], "num_speculative_tokens": 3},
-        {**entry, "controller": "auto"},
-    ]
-    for given in configs:
-        fast = plain.with_speculative_config(given)
-        for params in (
-            GREEDY,
-            SamplingParams(temperature=0.8, seed=5, max_tokens=12, n=2),
-            SamplingParams(temperature=0.0, repetition_penalty=1.2, max_tokens=12),
-        ):
-            assert outputs(fast, params) == outputs(plain, params), given
+    check_texts(plain, {"method": method.upper(), "model": written_head(own)})
 
 
 def test_wrong_heads_are_named(folder: Path) -> None:

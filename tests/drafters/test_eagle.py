@@ -14,10 +14,9 @@ import pytest
 import torch
 from lacking import without
 from safetensors.torch import load_file
-from tiny_checkpoint import write
 
-from benchmarks.stand_ins import head_weights, written_head
-from paceline import LLM, SamplingParams
+from benchmarks.stand_ins import written_head
+from paceline import LLM
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.heads.eagle import Eagle2Drafter, Eagle3Drafter, EagleDrafter
 from paceline.drafters.heads.feature_drafts import FeatureState
@@ -26,12 +25,11 @@ from paceline.errors import CapabilityError, CheckpointError, ConfigError, Pacel
 from paceline.models import PassResult, load_runner
 from paceline.models.heads import HeadConfig, tensors_of
 from paceline.models.runners import FeatureHead
-from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
+from tests.drafters.head_worlds import GREEDY, PROMPTS, HeadWorld, check_texts, close, head_config, outputs
 
 PROMPT = [(7 * i) % 500 + 4 for i in range(300)]
 """Longer than the rows of a compiled pass."""
-PROMPTS = [{"prompt_token_ids": [(7 * i + j) % 500 + 4 for i in range(1 + 14 * j)]} for j in range(3)]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 KINDS: dict[str, Any] = {
     "eagle": EagleDrafter, "eagle2": Eagle2Drafter, "eagle3": Eagle3Drafter, "p_eagle": PEagleDrafter,
 }  # fmt: skip
@@ -41,65 +39,31 @@ FORMS: dict[str, dict[str, Any]] = {"eagle3": {"taps": (-1, 0, 2)}}
 FORMS["p_eagle"] = FORMS["eagle3"] | {"num_layers": 2, "mask_token_id": 9}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target of two layers, which runs by PyTorch's operators."""
-    return write(tmp_path_factory.mktemp("target"), max_position_embeddings=2048)
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that runs in compiled passes."""
-    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64}
-    return write(tmp_path_factory.mktemp("wide"), max_position_embeddings=2048, **sizes)
-
-
 def config(method: Any, info: Any, **more: Any) -> HeadConfig:
     """A head of three query heads, one of keys, and taps for EAGLE-3; for compiled passes where the target is."""
-    layer = {"num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 40}
-    layer["head_dim"] = 32 if info.hidden_size > 32 else 16
-    given: dict[str, Any] = {"hidden_size": info.hidden_size, "vocab_size": info.vocab_size, "draft_vocab_size": 300}
-    given |= {"layer": layer | {"max_position_embeddings": 64, "rope_theta": 500.0, "rms_norm_eps": 1e-5}}
-    return HeadConfig(method=method, **(given | FORMS.get(method, {}) | more))
+    return head_config(method, info, **(FORMS.get(method, {}) | more))
 
 
-class World:
-    """One drafter over a target in float32, with what a plain forward pass needs."""
+class World(HeadWorld[FeatureState]):
+    """One drafter, and the plain forward pass."""
+
+    drafter: EagleDrafter
 
     def __init__(
         self, folder: Path, name: str = "eagle", *, draft_vocab: int = 300, norm_before_residual: bool = False,
         qk_norm: bool = False, norms: str = "", **options: Any,
     ) -> None:  # fmt: skip
-        self.target = load_runner(str(folder), dtype="float32")
-        info = self.target.info
+        super().__init__(folder)
         more = {"draft_vocab_size": draft_vocab, "norm_before_residual": norm_before_residual}
-        self.config = config(METHODS[name], info, **more)
-        self.weights = head_weights(self.config)
+        self.use(config(METHODS[name], self.target.info, **more))
         for layer in range(self.config.num_layers if qk_norm else 0):
             for one in "qk":
                 self.weights[f"layers.{layer}.self_attn.{one}_norm.weight"] = 1 + torch.rand(self.config.head_dim)
         extra = [one for one in tensors_of(self.config) if norms and one.name.startswith(norms)]
         self.weights |= {one.name: 1 + torch.rand(one.shape) for one in extra}
-        if "draft_to_target" in self.weights:
-            self.weights["draft_to_target"] = self.weights["draft_to_target"] * 7 + 3
-        args = DrafterArgs(vocab_size=info.vocab_size, index=0, max_context=info.max_context, target=self.target)
-        self.drafter: EagleDrafter = KINDS[name](args, model=written_head(self.config, self.weights), **options)
+        self.start(KINDS[name](self.args, model=written_head(self.config, self.weights), **options), PROMPT)
         stored = load_file(folder / "model.safetensors")
         self.embedding, self.head = stored["model.embed_tokens.weight"], stored["lm_head.weight"]
-        self.cache = self.target.open()
-        self.tokens, self.states = list(PROMPT), self.extended(PROMPT[:-1])
-
-    def extended(self, tokens: Sequence[int]) -> torch.Tensor:
-        """(n, taps * hidden) the target's states of more tokens."""
-        self.taps = self.target.extend([self.cache], [tokens], taps=self.drafter.taps).taps
-        return torch.cat([self.taps[layer] for layer in self.drafter.taps], 1)
-
-    def begin(self, **more: Any) -> FeatureState:
-        context = Context("a", list(PROMPT), len(PROMPT), taps=self.taps, **more)
-        return self.drafter.begin([context])[0]
-
-    def propose(self, state: FeatureState, nodes: int, depth: int = 9) -> TokenTree:
-        return self.drafter.propose([state], [Budget(nodes, depth)], [EMPTY_TREE])[0]
 
     def row(self, drafted: tuple[int, ...] = ()) -> torch.Tensor:
         """(v,) the head's logits behind drafted tokens, by the plain forward pass."""
@@ -110,21 +74,6 @@ class World:
         parallel = self.config.method == "p_eagle"
         row[ids] = reference.ahead(*given, len(drafted) + 1)[-1] if parallel else reference.after(*given, drafted)
         return row
-
-    def commit(self, state: FeatureState, tree: TokenTree, path: Sequence[int], own: int) -> None:
-        """A scoring pass of the target, after which the path was accepted."""
-        scores = self.target.score([self.cache], [self.tokens[-1]], [tree], taps=self.drafter.taps)
-        self.target.commit([self.cache], [path])
-        new = [*(int(tree.tokens[i]) for i in path), own]
-        rows = [0, *(1 + i for i in path)]
-        self.states = torch.cat((self.states, torch.cat([scores.taps[one][rows] for one in self.drafter.taps], 1)))
-        self.tokens += new
-        state.context.tokens.extend(new)
-        self.drafter.observe([state], [tree], [Verdict(tuple(path), tuple(new[:-1]), own)], scores)
-
-
-def close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.allclose(a, b, atol=2e-4, rtol=2e-4)
 
 
 # ------------------------------------------------------------------------------------------------ logits
@@ -282,17 +231,6 @@ def test_a_gap_in_the_states_is_left_behind(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------------ a head that knows
 
 
-@pytest.fixture(scope="module")
-def plain() -> LLM:
-    return LLM(speculative_config=None, dtype="float32", seed=1)
-
-
-def outputs(llm: LLM, params: SamplingParams) -> list[Any]:
-    found = llm.generate(PROMPTS, params)
-    assert not any(out.metrics.dropped_drafters for out in found), found[0].metrics.dropped_drafters
-    return [[one.token_ids for one in out.outputs] for out in found]
-
-
 class Oracle:
     """In place of the layer: the target's true next state, which it finds by the state that it is given."""
 
@@ -365,22 +303,8 @@ def test_tokens_beside_the_wrong_states_show(plain: LLM, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("method", KINDS)
 def test_the_text_is_the_targets(plain: LLM, method: str) -> None:
-    """Alone, in a list with another drafter, under `auto`; several outputs, rules, seeds."""
     own = config(METHODS[method], plain.runner.info)
-    entry = {"method": method, "model": written_head(own)}
-    configs: list[dict[str, Any]] = [
-        {**entry, "num_speculative_tokens": 4},
-        {"method": ["ngram", entry], "num_speculative_tokens": 3},
-        {**entry, "controller": "auto"},
-    ]
-    for given in configs:
-        fast = plain.with_speculative_config(given)
-        for params in (
-            GREEDY,
-            SamplingParams(temperature=0.8, seed=5, max_tokens=12, n=2),
-            SamplingParams(temperature=0.0, repetition_penalty=1.2, max_tokens=12),
-        ):
-            assert outputs(fast, params) == outputs(plain, params), given
+    check_texts(plain, {"method": method, "model": written_head(own)})
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_checkpoint import write
 
 from benchmarks.stand_ins import head_weights, written_head
 from paceline import LLM, SamplingParams
@@ -22,11 +21,6 @@ from paceline.drafters.heads.feature_drafts import FeatureState
 from paceline.errors import CheckpointError, ConfigError
 from paceline.models.heads import HeadConfig, read_head, tensors_of
 from tests.drafters.test_eagle import PROMPT, World, config
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("target"), max_position_embeddings=2048)
 
 
 @pytest.mark.parametrize("options", [{}, {"tree_width": 3}, {"tree_policy": "eagle2"}, {"tree_policy": "dyspec"}])

@@ -13,7 +13,6 @@ import eagle_reference as reference
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_checkpoint import write
 from torch.nn import functional as F
 
 from benchmarks.stand_ins import head_weights, written_head
@@ -46,19 +45,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 WITH_PREFIX = ("hydra++", "clover")
 Weights = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target of two layers, which runs by PyTorch's operators."""
-    return write(tmp_path_factory.mktemp("target"), max_position_embeddings=2048)
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that runs in compiled passes."""
-    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64}
-    return write(tmp_path_factory.mktemp("wide"), max_position_embeddings=2048, **sizes)
 
 
 def config(kind: str, info: Any) -> HeadConfig:

@@ -14,33 +14,15 @@ from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.heads import StateJudge
 from tests.search.letters import searched
+from tests.search.two_models import params, tokens
 
 PROMPTS = ["Once upon a time", "def f(x):\n    return", "SELECT name FROM"]
 STEP = 5
 HERE = "tests.search.test_arbitrage"
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", speculative_config=None)
-
-
-@pytest.fixture(scope="module")
-def small(llm: LLM) -> LLM:
-    return LLM("bundled/draft", dtype="float32", speculative_config=None)
-
-
-def params(**changes: Any) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0.0, "max_tokens": 40, "seed": 7, "ignore_eos": True, **changes})
-
-
 def found(llm: LLM, prompt: str, how: SamplingParams, **options: Any) -> Any:
     return searched(llm, how, prompt, method="arbitrage", model="bundled/draft", step_tokens=STEP, **options)
-
-
-def tokens(llm: LLM, prompt: str, how: SamplingParams) -> list[int]:
-    (result,) = llm.generate(prompt, how)
-    return list(result.outputs[0].token_ids)
 
 
 def half(texts: Sequence[str]) -> list[float]:

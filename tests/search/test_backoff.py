@@ -15,11 +15,6 @@ from paceline.errors import ConfigError
 PROMPT = "def fib(n):"
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", speculative_config=None)
-
-
 def text_of(llm: LLM, how: SamplingParams, **search: Any) -> str:
     (found,) = llm.generate(PROMPT, how, search={"method": "backoff", **search} if search else None)
     found.raise_for_error()

@@ -16,11 +16,6 @@ TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", speculative_config=None)
-
-
-@pytest.fixture(scope="module")
 def prompts(llm: LLM) -> list[list[int]]:
     texts = [one.prompt for one in bundled_prompts()]
     beginnings = [text[:size] for text in texts for size in (20, 40, 60, 90)]

@@ -16,32 +16,14 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.search.methods import ead
 from paceline.search.second_model import SecondModel
 from tests.search.letters import searched
+from tests.search.two_models import params, tokens
 
 PROMPTS = ["Once upon a time", "def f(x):\n    return"]
 BIAS = {40: 3.0, 41: 3.0}
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", speculative_config=None)
-
-
-@pytest.fixture(scope="module")
-def small(llm: LLM) -> LLM:
-    return LLM("bundled/draft", dtype="float32", speculative_config=None)
-
-
-def params(**changes: Any) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0.0, "max_tokens": 40, "seed": 7, "ignore_eos": True, **changes})
-
-
 def found(llm: LLM, prompt: str, how: SamplingParams, **options: Any) -> Any:
     return searched(llm, how, prompt, method="ead", model="bundled/draft", **options)
-
-
-def tokens(llm: LLM, prompt: str, how: SamplingParams) -> list[int]:
-    (result,) = llm.generate(prompt, how)
-    return list(result.outputs[0].token_ids)
 
 
 @pytest.mark.parametrize(

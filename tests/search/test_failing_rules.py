@@ -47,11 +47,6 @@ SEARCHES: dict[str, tuple[float, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", speculative_config=None)
-
-
 def test_all_searches_are_here() -> None:
     assert {name for name in SEARCHES if ":" not in name} == set(registry.FAMILIES["searches"])
 

@@ -26,11 +26,6 @@ TEXTS = [b" there was", b" there wa", b" ther", b" a caf\xc3\xa9", b" a caf\xc3"
 
 
 @pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", speculative_config=None)
-
-
-@pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Random models with tokenizers of other kinds; "bytes" has a token for every byte and no others."""
     root, found = tmp_path_factory.mktemp("models"), dict[str, Path]()

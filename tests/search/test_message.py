@@ -143,11 +143,6 @@ def is_likely(statistic: float, freedom: int) -> bool:
     return statistic < freedom * (1 - 2 / (9 * freedom) + 3.72 * (2 / (9 * freedom)) ** 0.5) ** 3
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", speculative_config=None)
-
-
 def params(**changes: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 1.0, "max_tokens": 120, "seed": 3, "ignore_eos": True, **changes})
 

@@ -21,11 +21,6 @@ from tests.search.test_sample_and_rank import encoder
 PROMPT = "x = "
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", speculative_config=None)
-
-
 def half(found: Sequence[Any]) -> list[float]:
     return [0.5] * len(found)
 

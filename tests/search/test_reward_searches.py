@@ -32,11 +32,6 @@ isolated = pytest.mark.skipif(available_isolation() is None, reason="this machin
 
 
 @pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", speculative_config=None)
-
-
-@pytest.fixture(scope="module")
 def likelihood(llm: LLM) -> dict[str, float]:
     return likelihoods(llm)
 

@@ -23,11 +23,6 @@ PROMPT = "def fib(n):"
 SAMPLED = SamplingParams(n=8, temperature=1.2, max_tokens=16, seed=7)
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", speculative_config=None)
-
-
 def alone(llm: LLM, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
     """Log-probabilities of tokens behind a prompt, by a pass of their own."""
     cache = llm.runner.open()

@@ -21,11 +21,6 @@ from tests.search.letters import PROMPT as LETTER_PROMPT
 PROMPT = "def fib(n):"
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", speculative_config=None)
-
-
 def params(**changes: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.9, "top_p": 0.95, "max_tokens": 24, "seed": 7, **changes})
 

@@ -25,11 +25,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPT = "Once upon a time"
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", speculative_config=None)
-
-
 def superposed(llm: LLM, how: SamplingParams = GREEDY, prompt: str = PROMPT, **options: Any) -> RequestOutput:
     (result,) = llm.generate(prompt, how, search={"method": "superposed", **options})
     result.raise_for_error()

@@ -17,11 +17,6 @@ PROMPT = "Once upon a time"
 HERE = "tests.search.test_transfer_q"
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", speculative_config=None)
-
-
 def params(**changes: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.9, "max_tokens": 12, "seed": 7, "ignore_eos": True, **changes})
 

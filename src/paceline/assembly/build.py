@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline import registry
 from paceline.assembly.controller_setup import (
+    INFERRED,
     OF_THE_DRAFT,
     OTHER_METHODS,
     auto_table,
@@ -39,7 +40,7 @@ from paceline.errors import (
     UnsupportedModelError,
 )
 from paceline.models import Runner, has_ability
-from paceline.models.heads import is_source_draft
+from paceline.models.heads import head_methods, is_source_draft
 from paceline.sampling import KeyedDraws
 from paceline.tree import TokenTree, Verdict
 from paceline.utils import check_types, described, need, shortened
@@ -75,13 +76,10 @@ def build_parts(
         default_draft: draft model of "auto" and of "draft_model" without one, where the target has one that ships with
             it.
     Raises:
-        ConfigError: an unknown method or option, or tables of two drafters in one file.
+        ConfigError: an unknown method or option, a head as a draft model, or tables of two drafters in one file.
         CapabilityError: a method that this runner cannot serve.
     """
-    if config is not None and not runner.capabilities.drafts:
-        logger.warning("%s: drafts are refused, since it takes every token in a pass of its own", runner.info.name)
-        config = None
-    config, options = split_options(SpeculativeConfig(method=()) if config is None else with_published_number(config))
+    config, options = split_options(_served(config, runner))
     own_module = config.method == "auto" and _has_module(runner, models)
     found = single_methods(config, default_draft, own_module=own_module)
     methods = sorted(found, key=lambda method: _TURN.get(_kind(method), 1))
@@ -95,10 +93,7 @@ def build_parts(
 
     drafters = [make(index, method) for index, method in enumerate(methods)]
     tables_of(drafters)  # rejects two for one file
-    if config.acceptance_method == "block_verification":
-        _reject_branches(methods, drafters)
-    if sampled.chains_only:
-        _reject_trees(config.acceptance_method, methods, drafters)
+    _check_rule(config.acceptance_method, sampled, methods, drafters)
     if config.learn is not None:
         drafters = learning(drafters, methods, make, learn=config.learn, runner=runner, models=models)
     chains_only = sampled.chains_only or not runner.capabilities.trees
@@ -113,6 +108,14 @@ def build_parts(
         sampled=sampled,
     )
     return [str(method.method) for method in methods], parts
+
+
+def _served(config: SpeculativeConfig | None, runner: Runner) -> SpeculativeConfig:
+    """What this runner makes of a configuration: methods without a number draft as published, None drafts nothing."""
+    if config is not None and not runner.capabilities.drafts:
+        logger.warning("%s: drafts are refused, since it takes every token in a pass of its own", runner.info.name)
+        config = None
+    return SpeculativeConfig(method=()) if config is None else with_published_number(config, say=True)
 
 
 def _verifier(config: SpeculativeConfig) -> Verifier:
@@ -139,6 +142,20 @@ def _check_marks(config: SpeculativeConfig, vocab_size: int) -> None:
         need(getattr(config, key) < vocab_size, key, f"be below the vocabulary's {vocab_size}", getattr(config, key))
     begin, end = config.begin_thinking_phase_token, config.end_thinking_phase_token
     need(begin != end, "end_thinking_phase_token", "be another token than begin_thinking_phase_token", end)
+
+
+def _check_rule(
+    rule: str, verifier: Verifier, methods: Sequence[SpeculativeConfig], drafters: Sequence[Drafter]
+) -> None:
+    """Reject drafters whose drafts a rule cannot judge.
+
+    Raises:
+        ConfigError: there is such a one.
+    """
+    if rule == "block_verification":
+        _reject_branches(methods, drafters)
+    if verifier.chains_only:
+        _reject_trees(rule, methods, drafters)
 
 
 def _reject_trees(rule: str, methods: Sequence[SpeculativeConfig], drafters: Sequence[Drafter]) -> None:
@@ -225,6 +242,8 @@ def single_methods(
                 f"{key!r} is given beside a list of methods; put it into the entry of its method, as a dict"
             )
         return _each_once([_with_draft(method, default_draft) for method in _with_model(config.method, config.model)])
+    if config.method in INFERRED and config.model is not None:
+        _reject_head(str(config.method), config.model)
     if config.method != "auto":
         return [_with_draft(config, default_draft)]
     draft = config.model or default_draft
@@ -243,6 +262,20 @@ def single_methods(
     elif own_module:
         methods.append(SpeculativeConfig(method="mtp"))
     return methods
+
+
+def _reject_head(method: str, model: str) -> None:
+    """Reject a trained head where a draft model belongs.
+
+    Raises:
+        ConfigError: the folder holds one.
+    """
+    if heads := head_methods(model):
+        how = {"method": heads[0], "model": model} | ({"controller": "auto"} if method == "auto" else {})
+        others = f" (or {', '.join(map(repr, heads[1:]))})" if heads[1:] else ""
+        raise ConfigError(
+            f"model {model!r} of method {method!r} is a trained head and no draft model; write {how}{others}"
+        )
 
 
 def _each_once(methods: list[SpeculativeConfig]) -> list[SpeculativeConfig]:

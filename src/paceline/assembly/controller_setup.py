@@ -103,10 +103,13 @@ def split_options(config: SpeculativeConfig) -> tuple[SpeculativeConfig, dict[st
     return replace(config, options=rest), {key: value for key, value in config.options.items() if key in own}
 
 
-def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
+def with_published_number(config: SpeculativeConfig, *, say: bool = False) -> SpeculativeConfig:
     """A method named alone, without a number of tokens or a controller, drafts as its paper or code does.
 
     What that takes may be a list of methods, of which the named one gets the options that were given.
+
+    Args:
+        say: log it.
     """
     if not isinstance(config.method, str) or config.method == "auto":
         return config
@@ -118,12 +121,13 @@ def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
     ):
         return config
     published = registry.lookup("drafters", config.method).published
-    logger.info(
-        'method %r drafts as published (%s), whatever that costs here; with "controller": "auto" it drafts as much '
-        "as pays",
-        config.method,
-        ", ".join(f"{key} {value!r}" for key, value in published.items()),
-    )
+    if say:
+        logger.info(
+            'method %r drafts as published (%s), whatever that costs here; with "controller": "auto" it drafts as much '
+            "as pays",
+            config.method,
+            ", ".join(f"{key} {value!r}" for key, value in published.items()),
+        )
     if "method" in published:
         methods = published["method"]
         entries = [{**entry, **(config.options if entry["method"] == config.method else {})} for entry in methods]

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
+from paceline.controllers.auto import PASSES
 from paceline.models import Runner, SequenceCache, memory_of
 from paceline.tree import TokenTree
-
-REPEATS = 3
-STEPS = REPEATS + 1
-"""Tokens that timing a root alone adds to the context."""
 
 
 class Probe:
@@ -51,7 +48,7 @@ class Probe:
         most, contexts = self.runner.info.max_context, list[int]()
         try:
             for count in counts:
-                if (room := most - count - STEPS) < 1:
+                if (room := most - count - PASSES) < 1:  # a pass of a root alone adds a token
                     raise RuntimeError(
                         f"the context of {most} tokens has no room for {count} rows and the steps that time them"
                     )
@@ -87,7 +84,7 @@ class Probe:
         """Of several passes, after one that warms up."""
         tree = TokenTree.chain([(11 * i) % self.runner.info.vocab_size for i in range(rows - 1)])
         self._once(cache, tree)
-        return min(self._once(cache, tree) for _ in range(REPEATS))
+        return min(self._once(cache, tree) for _ in range(PASSES - 1))
 
     def _once(self, cache: SequenceCache, tree: TokenTree) -> float:
         """A root alone is kept, as plain decoding keeps it: runners that cannot go back make no copy for it."""

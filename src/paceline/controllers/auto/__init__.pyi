@@ -1,4 +1,5 @@
 from .controller import AutoController as AutoController
+from .costs import PASSES as PASSES
 from .costs import Costs as Costs
 from .store import CostKey as CostKey
 from .store import CostStore as CostStore

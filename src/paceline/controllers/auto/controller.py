@@ -296,15 +296,14 @@ class AutoController(Controller):
         """Measure the grid point past what the plan scores, if the ledger pays for it."""
         rows = int(now.choice.rows) if now.choice.picks else now.size + 1
         point = self.costs.unmeasured(now.size, now.context, rows)
-        last = len(now.table) - 1
-        if point is not None and self.ledger.affords(8 * now.table[min(point, last)]):
+        if point is not None and self.ledger.affords(self.costs.probing(now.size, now.context, point)):
             start = self.clock()
             self.costs.measure(now.size, now.context, point)
             took = self.clock() - start
             self.ledger.spend(took)
             self._planning -= took
             now.probed = took
-            now.table = self.costs.table(now.size, now.context, last, hopeful=True)
+            now.table = self.costs.table(now.size, now.context, len(now.table) - 1, hopeful=True)
 
     def _try(self, now: _Now, forecast: Forecast) -> Pick | None:
         """A short draft by a drafter that does not seem to pay, if the ledger bears the loss of all of it."""

@@ -45,10 +45,13 @@ _NEW: Final = 3
 
 _LEAST: Final = 1e-9
 
-PROBED: Final = 32
-"""Tokens of context at which numbers of rows are compared: filling a cache takes longer than the passes that are
-timed.
+PROBED: Final = 8
+"""Tokens of context at which numbers of rows are compared: filling a cache with more may take longer than the passes
+that are timed.
 """
+
+PASSES: Final = 4
+"""Passes that a probe makes of each number of rows: one to warm up, and three of which the least counts."""
 
 Probe = Callable[[Sequence[int], int], Iterable[float]]
 Bucket = tuple[int, int]
@@ -252,6 +255,19 @@ class Costs:
     def _own_curve(self, batch: int, context: int) -> Curve:
         curve = self._curve(batch, context)
         return self.curves.setdefault((batch_bucket(batch), context_bucket(context)), curve.copy())
+
+    def probing(self, batch: int, context: int, rows: int) -> float:
+        """Seconds that `measure` is expected to take: passes of both numbers of rows, and one that fills the cache.
+
+        Rows cost what `table` says. While a single number of rows was measured, which tells nothing of further ones,
+        they are taken to cost as much as passes of their own.
+        """
+        curve = self._curve(batch, context)
+        known, filled = curve.measured or 1, min(context, PROBED)
+        if len(curve.points) < 2:
+            return curve.at(known) * (PASSES * (1.0 + rows / known) + filled / known)
+        table = curve.table(max(rows, filled))
+        return PASSES * (table[known] + table[rows]) + table[filled]
 
     # Learning
 

@@ -7,6 +7,7 @@ from .head_config import MARKOV_HEADS as MARKOV_HEADS
 from .head_config import HeadConfig as HeadConfig
 from .head_config import HeadMethod as HeadMethod
 from .head_config import block_taps as block_taps
+from .head_files import head_methods as head_methods
 from .head_files import read_head as read_head
 from .head_files import write_folder as write_folder
 from .head_files import write_head as write_head

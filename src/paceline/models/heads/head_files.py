@@ -17,7 +17,7 @@ import torch
 from paceline.checkpoints import SINGLE, Checkpoint, resolve
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.base import ModelInfo
-from paceline.models.heads.formats.known import foreign_config, format_of
+from paceline.models.heads.formats.known import FORMATS, foreign_config, format_of
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.head_tensors import check_tensors, drafted_rows
 
@@ -70,6 +70,18 @@ def read_head(
         name: tensor.to(target.device, dtype if tensor.is_floating_point() else None)
         for name, tensor in weights.items()
     }
+
+
+def head_methods(model: str | Path) -> tuple[str, ...]:
+    """Methods that may draft with the trained head in a folder on this machine; none where it holds no head."""
+    folder = Path(model).expanduser()
+    if not (folder / "config.json").is_file():
+        return ()
+    config = stored_config(folder)
+    if KEY in config:
+        return (_own_config(config[KEY], folder).method,)
+    shapes = {name: entry.shape for name, entry in Checkpoint(folder).entries.items()}
+    return next((known.methods for known in FORMATS if known.matches(config, shapes)), ())
 
 
 def stored_config(folder: Path) -> dict[str, Any]:
