@@ -8,6 +8,8 @@ from .abilities import TakesInputs as TakesInputs
 from .abilities import abilities_of as abilities_of
 from .abilities import context_of as context_of
 from .abilities import has_ability as has_ability
+from .attention.channel_statistics import ChannelStatistics as ChannelStatistics
+from .attention.kv_selection import KVSelection as KVSelection
 from .base import ALL_LAYERS as ALL_LAYERS
 from .base import Capabilities as Capabilities
 from .base import LayerPlan as LayerPlan

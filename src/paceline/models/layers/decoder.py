@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from paceline.models.attention.source_attention import SourceAttention
-from paceline.models.attention.tree_attention import AttentionStep, BatchStep, SequenceStep
+from paceline.models.attention.tree_attention import AttentionStep, WritingStep
 from paceline.models.base import ALL_LAYERS, LayerPlan
 from paceline.models.layers.differential import DifferentialHeads
 from paceline.models.layers.linear import (
@@ -138,7 +138,7 @@ class PackedLayer:
             if mlp_norm is not None:
                 x.copy_(mlp_norm(x))
 
-    def write_keys(self, x: torch.Tensor, step: SequenceStep | BatchStep, rotations: Rotations) -> None:
+    def write_keys(self, x: torch.Tensor, step: WritingStep, rotations: Rotations) -> None:
         """Write keys and values of x (r, hidden) to the cache, which is all that a layer without a mixer keeps."""
         step.write(self._index, self._projected(self._normed(x), rotations, None))
 
@@ -323,7 +323,7 @@ class Decoder:
     def keep(
         self,
         x: torch.Tensor,
-        step: SequenceStep | BatchStep,
+        step: WritingStep,
         rotations: Rotations,
         taps: Collection[int] = (),
         *,
