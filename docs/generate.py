@@ -160,6 +160,10 @@ def index(known: Mapping[str, Any]) -> str:
             "Steering",
             "changes the distribution of the tokens ([steering](../steering.md)). Key `method` of `steering`.",
         ),
+        "kv_selections": (
+            "Selections of keys and values",
+            "attend to a part of long texts, which is approximate. Key `method` of `kv_selection`.",
+        ),
     }
     for family, (title, text) in heads.items():
         lines += [f"## {title}", "", f"{title} {text}", "", "| name | what it does |", "|---|---|"]
@@ -208,6 +212,9 @@ def command(family: str, name: str, entry: registry.Entry, told: Mapping[str, st
     if family == "steerings":
         wanted = {"method": name, **json.loads(told.get("config", "{}"))}
         return f"paceline generate \"def fibonacci(n):\" --steering '{json.dumps(wanted)}'"
+    if family == "kv_selections":
+        wanted = json.dumps({"method": name, **json.loads(told["config"])})
+        return f"{told['before']}\npaceline generate --file long.txt \\\n    --kv-selection '{wanted}'"
     key = {"drafters": "method", "verifiers": "acceptance_method", "controllers": "controller"}[family]
     published = entry.published if family == "drafters" and "method" not in entry.published else {}
     config = {key: name, **published, **json.loads(told.get("config", "{}"))}
@@ -219,7 +226,7 @@ def facts(family: str, name: str, entry: registry.Entry) -> list[str]:
     """What is declared of a method."""
     greedy, sampled = entry.exactness
     lines = [f"- Kind: {entry.kind}"] if family == "drafters" else []
-    if family in ("drafters", "verifiers"):
+    if family in ("drafters", "verifiers", "kv_selections"):
         lines.append(
             f"- Exactness at temperature 0: {greedy}; above it: {sampled} ([exactness]({up(family)}exactness.md))"
         )
@@ -498,7 +505,7 @@ def on_config(config: Any) -> Any:
     told = groups(advice()["diffusion"])
     families = {family: [{name: where(family, name)} for name in table] for family, table in registry.FAMILIES.items()}
     menu: list[Any] = ["methods/index.md"]
-    menu += [{family.capitalize(): entry} for family, entry in families.items()]
+    menu += [{family.capitalize().replace("Kv_", "KV "): entry} for family, entry in families.items()]
     menu += [{"Diffusion": [{one["title"]: f"methods/diffusion/{one['page']}.md"} for one in told]}]
     menu[-1]["Diffusion"].append({"All parts": "methods/diffusion/parts.md"})
     for item in config["nav"]:

@@ -609,6 +609,16 @@ STEERINGS: Mapping[str, Entry] = {
     ),
 }
 
+KV_SELECTIONS: Mapping[str, Entry] = {
+    "double_sparsity": Entry(
+        "paceline.models.attention.double_sparsity:DoubleSparsity",
+        "channels",
+        ("approximate", "approximate"),
+        ("channels that `paceline analyze channels` has found for the model",),
+        "Post-Training Sparse Attention with Double Sparsity (arXiv:2408.07092)",
+    ),
+}
+
 TRAINERS: Mapping[str, Entry] = {
     "eagle3": Entry("paceline.training.eagle3:Eagle3Trainer", "head", paper="EAGLE-3 (arXiv:2503.01840)"),
     "eagle": Entry("paceline.training.eagle:EagleTrainer", "head", paper="EAGLE (arXiv:2401.15077)"),
@@ -655,5 +665,6 @@ FAMILIES: Mapping[str, Mapping[str, Entry]] = {
     "controllers": CONTROLLERS,
     "searches": SEARCHES,
     "steerings": STEERINGS,
+    "kv_selections": KV_SELECTIONS,
 }
 """Methods of decoding."""

@@ -22,6 +22,7 @@ from paceline.assembly import (
     build_parts,
     check_methods,
     find_exactness,
+    open_kv_selection,
     reject_approximate,
     reject_routing,
     reject_unsteady,
@@ -159,6 +160,7 @@ class LLM(metaclass=Named):
         exactness: str = "auto",
         quantization: str | None = None,
         activation_bits: int | None = None,
+        kv_selection: Mapping[str, Any] | str | None = None,
         trust_remote_code: bool = False,
         profile: bool = True,
         **others: Any,
@@ -170,7 +172,7 @@ class LLM(metaclass=Named):
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching, kv_cache_memory_bytes=kv_cache_memory_bytes,
             speculative_memory_bytes=speculative_memory_bytes, exactness=exactness, quantization=quantization,
-            activation_bits=activation_bits,
+            activation_bits=activation_bits, kv_selection=kv_selection,
         )  # fmt: skip
         self.speculative, self._diffusion_config = SpeculativeConfig.parse(speculative_config), diffusion_config
         self._by_default, self._trust, self.turns = speculative_config is DEFAULT, trust_remote_code, Turns()
@@ -238,6 +240,7 @@ class LLM(metaclass=Named):
             quantization=self.config.quantization,
             activation_bits=self.config.activation_bits,
             lora=self._lora,
+            kv_selection=open_kv_selection(self.config.kv_selection, exactness=self.config.exactness),
             tokens=None if writes_times(config) else 1 + max((*self.tokenizer.tokens(), *self.defaults.eos_ids)),
         )
         self.models = DraftModels(

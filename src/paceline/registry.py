@@ -20,6 +20,7 @@ from paceline.catalogue import (
     CONTROLLERS,
     DRAFTERS,
     FAMILIES,
+    KV_SELECTIONS,
     LEARNED_HEADS,
     ROUTING,
     STRICT_NOTE,
@@ -36,6 +37,7 @@ __all__ = [
     "CONTROLLERS",
     "DRAFTERS",
     "FAMILIES",
+    "KV_SELECTIONS",
     "LEARNED_HEADS",
     "ROUTING",
     "STRICT_NOTE",
@@ -128,7 +130,8 @@ def lookup(family: str, name: str) -> Entry:
 
 def _kind(family: str) -> str:
     """What a member of a family is called."""
-    return {"searches": "search method", "steerings": "steering method"}.get(family, family.removesuffix("s"))
+    special = {"searches": "search method", "steerings": "steering method", "kv_selections": "kv_selection method"}
+    return special.get(family, family.removesuffix("s"))
 
 
 def load(family: str, name: str) -> Any:

@@ -7,4 +7,5 @@ from .exactness import Exactness as Exactness
 from .exactness import find_exactness as find_exactness
 from .exactness import reject_approximate as reject_approximate
 from .exactness import reject_routing as reject_routing
+from .kv_selections import open_kv_selection as open_kv_selection
 from .learning import reject_unsteady as reject_unsteady

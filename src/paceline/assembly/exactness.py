@@ -91,7 +91,7 @@ def _reason(runner: object) -> str | None:
     native = runner.native if isinstance(runner, EncoderDecoderRunner) else native_of(runner)
     if native is None:
         return NOT_STRICT_IN_TRANSFORMERS
-    if (known := why_not_strict(native.spec, native.info.device)) is not None:
+    if (known := _selects(native) or why_not_strict(native.spec, native.info.device)) is not None:
         return known
     if not native.passes.row_invariant:
         if isinstance(native.passes, StrictPasses):
@@ -102,6 +102,12 @@ def _reason(runner: object) -> str | None:
     tested = runner if isinstance(runner, RecurrentRunner | EncoderDecoderRunner) else native
     varying = _kept(_key(tested, native), lambda: _tested(tested))
     return None if varying is None else f"the self-test found other bits in {varying}"
+
+
+def _selects(native: NativeRunner) -> str | None:
+    if native.selection is None:
+        return None
+    return f"kv_selection {native.selection.name!r} sums a part of the text, in an order that depends on the rows"
 
 
 def _tested(runner: Tested) -> str | None:

@@ -25,6 +25,7 @@ FAMILIES = {
     "controllers": 'Controllers decide how many are drafted: key "controller"',
     "searches": 'Searches go on with several texts at once: argument "search", key "method"',
     "steerings": 'Steering changes the distribution: sampling parameter "steering", key "method"',
+    "kv_selections": 'Selections attend to a part of long texts: argument "kv_selection", key "method"',
 }
 EXACTNESS = {
     "controllers": "that of the drafters and the verifier",
@@ -91,6 +92,10 @@ def in_use(llm: LLM) -> list[str]:
         for name, drafter in zip(drafter_set.names, drafter_set.drafters, strict=True)
         if drafter.note
     ]
+    if (selected := llm.config.kv_selection) is not None:
+        lines.append(
+            f"kv_selection: {selected if isinstance(selected, str) else json.dumps(dict(selected))}, approximate"
+        )
     if llm.profile is not None:
         lines.append(str(llm.profile))
     return lines

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from paceline.config.declared import check_options, documented, option
 from paceline.errors import ConfigError
-from paceline.utils import choice, need
+from paceline.utils import choice, json_value, need, shortened
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 EXACTNESS = ("auto", "strict")
@@ -51,6 +51,25 @@ def _check_bits(name: str, value: object) -> None:
     need(value in (8, 16), name, "be 8 or 16", value)
 
 
+def parse_kv_selection(given: Mapping[str, Any] | str) -> Mapping[str, Any]:
+    """A method of selection and its options, from a dict, its JSON text, or a name.
+
+    Raises:
+        ConfigError: neither.
+    """
+    read: object = given
+    if isinstance(given, str):
+        read = json_value("kv_selection", given) if given.lstrip().startswith("{") else {"method": given}
+    if isinstance(read, Mapping) and isinstance(read.get("method"), str):
+        return read
+    rule = 'be a dict with a method, as {"method": "double_sparsity", "channels": "FILE"}'
+    raise ConfigError(f"kv_selection must {rule}, got {shortened(given)}")
+
+
+def _check_selection(name: str, value: Any) -> None:
+    parse_kv_selection(value)
+
+
 @documented
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -84,6 +103,11 @@ class EngineConfig:
     activation_bits: int | None = option(
         None, "8 or 16, of what the numbers of a quantised file are multiplied with; default: 8.", check=_check_bits
     )
+
+    kv_selection: Mapping[str, Any] | str | None = option(
+        None, 'Attend to a part of long texts (approximate): a method and its options, as {"method": '
+        '"double_sparsity", "channels": "FILE"}.', metavar="JSON", check=_check_selection,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -53,6 +53,7 @@ ENGINE: Mapping[str, Any] = {
     "exactness": "auto",
     "quantization": None,
     "activation_bits": None,
+    "kv_selection": None,
 }
 """The same of engine arguments."""
 

@@ -12,6 +12,8 @@ from .abilities import context_of as context_of
 from .abilities import has_ability as has_ability
 from .added_rows import AddedRows as AddedRows
 from .added_rows import ScoresAddedRows as ScoresAddedRows
+from .attention.channel_statistics import ChannelStatistics as ChannelStatistics
+from .attention.kv_selection import KVSelection as KVSelection
 from .base import ALL_LAYERS as ALL_LAYERS
 from .base import Capabilities as Capabilities
 from .base import LayerPlan as LayerPlan

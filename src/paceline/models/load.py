@@ -26,6 +26,7 @@ from paceline.checkpoints import (
     spec_from_config,
 )
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
+from paceline.models.attention.kv_selection import KVSelection
 from paceline.models.base import Runner
 from paceline.models.devices import resolve_device
 from paceline.models.layers.own_weights import Weights
@@ -62,6 +63,7 @@ def load_runner(
     group_size: int | None = None,
     lora: str | Path | None = None,
     tokens: int | None = None,
+    kv_selection: KVSelection | None = None,
 ) -> Runner:
     """Load a model.
 
@@ -85,6 +87,7 @@ def load_runner(
         lora: folder of a LoRA adapter, merged into the weights before they are rounded (checkpoints.lora).
         tokens: ids that are tokens lie below; rows of embedding and head beyond, by which many checkpoints are padded,
             are left out. None: all rows stay.
+        kv_selection: attends to a part of the text.
     Raises:
         CheckpointError: missing, incomplete or inconsistent files.
         UnsupportedModelError: what is not supported.
@@ -95,8 +98,9 @@ def load_runner(
     name, strict = name or str(model), exactness == "strict"
     adapter = None if lora is None else Path(lora).expanduser()
     wanted = LoadRequest(
-        name, dtype, target, max_context, strict, quantization, activation_bits, head_rows, group_size, adapter, tokens
-    )
+        name, dtype, target, max_context, strict, quantization, activation_bits, head_rows, group_size, adapter, tokens,
+        kv_selection,
+    )  # fmt: skip
     return _load(
         resolve(model, revision=revision, code=trust_remote_code), wanted, native=native, code=trust_remote_code
     )
@@ -160,9 +164,7 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: Lo
 def _packed(plan: WeightPlan, wanted: LoadRequest) -> PackedWeights:
     """The packed matrices of an earlier process, or what keeps those of this one, where compiled passes may serve."""
     device = wanted.device
-    if wanted.group_size is not None or not all(
-        fits(plan.wide, plan.dtype, device, quantization=kind) for kind in plan.kinds
-    ):
+    if not wanted.compiles or not all(fits(plan.wide, plan.dtype, device, quantization=kind) for kind in plan.kinds):
         return PackedWeights()
     from paceline.models.cpu.processor import features, name
 
@@ -190,6 +192,8 @@ def _started(plan: WeightPlan, weights: Weights, packed: PackedWeights, wanted: 
 
         options |= {"packed": packed, "strict": wanted.strict}
         return cast(Runner, EncoderDecoderRunner(plan.result, plan.result.encoder, weights, **options))
+    if wanted.selection is not None:
+        options["selection"] = wanted.selection
     runner = _runner_of(plan.result)(
         plan.result, weights, strict=wanted.strict, blocks=plan.blocks, packed=packed,
         activation_bits=wanted.activation_bits or 8, **options,

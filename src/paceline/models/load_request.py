@@ -12,6 +12,7 @@ import torch
 from paceline.checkpoints import NATIVE_ONLY, Forms, find_format
 from paceline.config import DTYPES, NOT_QUANTIZED, QUANTIZATIONS
 from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.models.attention.kv_selection import KVSelection
 from paceline.models.passes.strict import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
 from paceline.models.spec import ModelSpec
 
@@ -31,6 +32,12 @@ class LoadRequest:
     group_size: int | None = None
     lora: Path | None = None
     tokens: int | None = None
+    selection: KVSelection | None = None
+
+    @property
+    def compiles(self) -> bool:
+        """Whether nothing that is asked for is left out of compiled passes."""
+        return self.group_size is None and (self.selection is None or self.selection.compiles)
 
     def __post_init__(self) -> None:
         if self.quantization not in {None, NOT_QUANTIZED, *QUANTIZATIONS}:
@@ -60,7 +67,12 @@ def refuse_native(spec: ModelSpec, wanted: LoadRequest) -> None:
 
 
 def _refuse_with_encoder(wanted: LoadRequest) -> None:
-    given = {"draft_vocab_size": wanted.head_rows, "layers in groups": wanted.group_size, "lora": wanted.lora}
+    given = {
+        "kv_selection": wanted.selection,
+        "draft_vocab_size": wanted.head_rows,
+        "layers in groups": wanted.group_size,
+        "lora": wanted.lora,
+    }
     for name, value in given.items():
         if value is not None:
             raise UnsupportedModelError(f"{wanted.name} has an encoder, for which {name} is not there; leave it out")
@@ -86,6 +98,10 @@ def refuse_fallback(folder: Path, config: Mapping[str, Any], wanted: LoadRequest
     if wanted.group_size is not None:
         raise UnsupportedModelError(
             f"{name}: layers that run in groups need the native runner; use a model of a supported family"
+        )
+    if wanted.selection is not None:
+        raise UnsupportedModelError(
+            f"{name}: kv_selection needs the native runner; use a model of a supported family, or leave it out"
         )
     if wanted.lora is not None:
         raise UnsupportedModelError(

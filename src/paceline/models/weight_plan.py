@@ -136,7 +136,8 @@ def plan_weights(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wante
         checkpoint = AdaptedCheckpoint(checkpoint, wanted.lora, tied=spec.tied)
         spec = untie_if_different(checkpoint, spec)
     wide = padded_spec(spec)
-    if wide is not spec and not all(fits(wide, dtype, wanted.device, quantization=kind) for kind in _kinds(form)):
+    fit = wide is spec or all(fits(wide, dtype, wanted.device, quantization=kind) for kind in _kinds(form))
+    if wanted.selection is not None or not fit:  # channels are those of the stored model
         wide = spec
     return WeightPlan(checkpoint, spec, wide, dtype, tokens, rows, blocks, form)
 
@@ -163,7 +164,7 @@ def _blocks(
     Args:
         head: rows of the head, among those that are tokens.
     """
-    whole = wanted.quantization is None and wanted.lora is None and wanted.group_size is None and spec.encoder is None
+    whole = wanted.quantization is None and wanted.lora is None and wanted.compiles and spec.encoder is None
     if not whole or checkpoint.kind is None or padded_spec(spec) is not spec:
         return None
     if not fits(spec, dtype, wanted.device, quantization=BLOCKS):

@@ -12,7 +12,7 @@ Sources: SpecInfer's tree attention (arXiv:2305.09781), grouped queries (arXiv:2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -260,10 +260,20 @@ def spare_rows(rows: int) -> int:
 
 
 class BatchStep:
-    """Many sequences, one after the other: a sequence's result cannot depend on its neighbours."""
+    """Many sequences, one after the other: a sequence's result cannot depend on its neighbours.
 
-    def __init__(self, shape: AttentionShape, masks: Masks, segments: Sequence[Segment]) -> None:
-        self._steps = [SequenceStep(shape, masks, segment) for segment in segments]
+    Args:
+        one: makes the step of each.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        masks: Masks,
+        segments: Sequence[Segment],
+        one: Callable[[AttentionShape, Masks, Segment], WritingStep],
+    ) -> None:
+        self._steps = [one(shape, masks, segment) for segment in segments]
         self._rows = [segment.rows for segment in segments]
 
     def write(self, layer: int, qkv: torch.Tensor) -> None:

@@ -149,7 +149,7 @@ def _norm_head(frame: int, head: int, weight: int, when: int) -> None:
 
 
 @part_of_compiled
-def _prepare(frame: int, layer: int, row: int, head: int, weight: int, target: int, half: bool) -> None:
+def prepare(frame: int, layer: int, row: int, head: int, weight: int, target: int, half: bool) -> None:
     """Norm, rotate and store one head of a row's projections (in place but for the copy to target)."""
     size, rope = read(frame + at.HEAD_DIM), read(layer + at.ROPE)
     source = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH) + 4 * head * size
@@ -163,7 +163,7 @@ def _prepare(frame: int, layer: int, row: int, head: int, weight: int, target: i
 
 
 @part_of_compiled
-def _write_cache(frame: int, layer: int, first: int, stop: int) -> None:
+def write_cache(frame: int, layer: int, first: int, stop: int) -> None:
     """Write keys and values of (kv head, row) items to their slots; values that are keys once."""
     rows, size, narrow = read(frame + at.ROWS), read(frame + at.HEAD_DIM), read(frame + at.NARROW)
     heads, kv_heads = read(frame + at.HEADS), read(frame + at.KV_HEADS)
@@ -171,7 +171,7 @@ def _write_cache(frame: int, layer: int, first: int, stop: int) -> None:
     for item in range(first, stop):
         head, row = item // rows, item % rows
         slot = read(layer + at.CACHE) + read(read(layer + at.SLOT) + 8 * row) * read(frame + at.SLOT_PITCH)
-        _prepare(frame, layer, row, heads + head, read(layer + at.K_NORM), slot + head * width, narrow == 1)
+        prepare(frame, layer, row, heads + head, read(layer + at.K_NORM), slot + head * width, narrow == 1)
         if to_values != 0:
             values = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH) + 4 * (heads + kv_heads + head) * size
             copy_row(values, size, slot + to_values + head * width, narrow == 1)
@@ -291,7 +291,7 @@ def _add_biases(frame: int, layer: int, row: int, scores: int, count: int, head:
 
 
 @part_of_compiled
-def _shares(frame: int, layer: int, row: int, scores: int, count: int, head: int, in_strips: bool) -> np.float32:
+def to_shares(frame: int, layer: int, row: int, scores: int, count: int, head: int, in_strips: bool) -> np.float32:
     """Replace a query's scores by shares that are not yet divided by their sum, which counts its head's sink; returns
     it. With `in_strips` they are bfloat16 in the matrix unit.
     """
@@ -311,7 +311,7 @@ def _shares(frame: int, layer: int, row: int, scores: int, count: int, head: int
 
 
 @part_of_compiled
-def _put_mixed(mixed: int, width: int, whole: Any, target: int, half: bool) -> None:
+def put_mixed(mixed: int, width: int, whole: Any, target: int, half: bool) -> None:
     """Weighted sums of `width` dimensions, divided by the sum of their weights, to their place."""
     for i in range(0, width, LANES):
         store(mixed + 4 * i, div(load(mixed + 4 * i), whole))
@@ -332,7 +332,7 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
     begin, end = row + first // groups, row + (first + queries + groups - 1) // groups
     for q in range(queries):
         group, at_row = (first + q) % groups, row + (first + q) // groups
-        _prepare(frame, layer, at_row, group * kv_heads + kv_head, weight, query + q * pitch, half)
+        prepare(frame, layer, at_row, group * kv_heads + kv_head, weight, query + q * pitch, half)
     least, most = common_own_slots(seen, begin, end)
     _scores(frame, layer, kv_head, row, first, queries, query, pitch, scores, most, first == 0)
     _, shared = shared_slots(seen, row)
@@ -343,7 +343,7 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
         of_row = row + (first + q) // groups
         _, more = own_slots(seen, of_row)
         head = (first + q) % groups * kv_heads + kv_head
-        whole = _shares(frame, layer, of_row, scores + q * out_pitch, shared + more, head, False)
+        whole = to_shares(frame, layer, of_row, scores + q * out_pitch, shared + more, head, False)
         store(wholes + 64 * q, broadcast(whole))
     part = 0
     while part < size:
@@ -353,7 +353,7 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
             group, at_row = (first + q) % groups, row + (first + q) // groups
             place = (group * kv_heads + kv_head) * size + part
             target = read(frame + at.MIXED) + at_row * read(frame + at.MIXED_PITCH) + item * place
-            _put_mixed(sums + 4 * width * q, width, load(wholes + 64 * q), target, half)
+            put_mixed(sums + 4 * width * q, width, load(wholes + 64 * q), target, half)
         part += width
 
 
@@ -416,7 +416,7 @@ def _score_in_strips(
     scores, query, _, _, mixed = _room(frame, me)
     for q in range(queries):
         at_row, head = row + (first + q) // groups, (first + q) % groups * kv_heads + kv_head
-        _prepare(frame, layer, at_row, head, read(layer + at.Q_NORM), query + q * ITEM * size, MATRIX_UNIT)
+        prepare(frame, layer, at_row, head, read(layer + at.Q_NORM), query + q * ITEM * size, MATRIX_UNIT)
     keys, (shared, count) = read(layer + at.CACHE) + kv_head * size * 2, shared_slots(seen, row)
     packed, _ = _packed(frame, me)
     strip_scores(keys, shared, slot_pitch, count + most, size, queries, query, scores, pitch, packed, ready)
@@ -445,7 +445,7 @@ def _shares_of_block(
         head, shares = (first + q) % groups * kv_heads + kv_head, scores + q * pitch
         of_row = row + (first + q) // groups
         _, more = own_slots(seen, of_row)
-        store(wholes + 64 * q, broadcast(_shares(frame, layer, of_row, shares, count + more, head, True)))
+        store(wholes + 64 * q, broadcast(to_shares(frame, layer, of_row, shares, count + more, head, True)))
         for i in range(count + more, count + max(most, more) + BLOCK, LANES):
             if MATRIX_UNIT:
                 store_half(shares + 2 * i, broadcast(np.float32(0.0)))
@@ -489,7 +489,7 @@ def _weigh_in_strips(
         at_row, head = row + (first + q) // groups, (first + q) % groups * kv_heads + kv_head
         row_of = read(frame + at.MIXED) + at_row * read(frame + at.MIXED_PITCH)
         target = row_of + (2 if half else 4) * (head * size + part)
-        _put_mixed(sums + 4 * STRIP * q, width, load(wholes + 64 * q), target, half)
+        put_mixed(sums + 4 * STRIP * q, width, load(wholes + 64 * q), target, half)
 
 
 @part_of_compiled
@@ -521,7 +521,7 @@ def attend(frame: int, layer: int, me: int, team: int) -> None:
     rows, kv_heads, seen = read(frame + at.ROWS), read(frame + at.KV_HEADS), read(layer + at.SEEN)
     groups = read(frame + at.HEADS) // kv_heads
     if read(layer + at.SOURCE_ATTENTION) == 0:
-        _write_cache(frame, layer, kv_heads * rows * me // team, kv_heads * rows * (me + 1) // team)
+        write_cache(frame, layer, kv_heads * rows * me // team, kv_heads * rows * (me + 1) // team)
     in_strips = read(layer + at.IN_STRIPS) == 1
     most = QUERIES if in_strips else MAX_QUERIES
     if kv_heads % team:

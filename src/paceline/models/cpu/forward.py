@@ -248,7 +248,10 @@ def attention(frame: int, layer: int, me: int, team: int, rounded: bool) -> None
     if latent != 0:
         call_part(latent, frame, layer, me, team, 0)
     norm_all_heads(frame, layer, me, team)
-    attend(frame, layer, me, team)
+    if read(frame + at.SELECTION) != 0 and read(layer + at.CHANNELS) != 0:
+        call_part(read(frame + at.SELECTION), frame, layer, me, team, 0)
+    else:
+        attend(frame, layer, me, team)
     wait_for_all(frame, team)
     if latent != 0:
         call_part(latent, frame, layer, me, team, 1)

@@ -57,8 +57,11 @@ FIELD = 8
     MIXERS, MIX, MIX_PITCH, CONVOLVED, CONVOLVED_PITCH, GATES, GATES_PITCH, MADE, MADE_PITCH, READ, READ_PITCH,
     MIX_SPARE, MIX_SPARE_SIZE, SEQUENCES, SEQUENCE_ROWS,
     SETTLED, SETTLED_COUNT, PATH, PATH_COUNT,  # states that are committed, and the (nodes,) path that they take
+    # where attention reads a part (models.cpu.selected_attention): its address, or 0; (rows,) records of labels; slots
+    # that a query attends to, the first and the last of which it always does; channels of a label
+    SELECTION, SELECTED, SELECTED_MOST, SELECTED_SINKS, SELECTED_RECENT, LABEL_CHANNELS,
     FRAME_FIELDS,
-) = range(0, 120 * FIELD, FIELD)  # fmt: skip
+) = range(0, 126 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs
@@ -84,8 +87,9 @@ FIELD = 8
     SUM_NORM, MLP_SUM_NORM,  # norms of the residual stream behind attention and behind the MLP, or 0
     MIXER, STATES,  # address of the mixer's record, or 0, and of what it keeps of each sequence of the pass
     XIELU,  # (3,) float32 of the activation of that name, or 0
+    CHANNELS, LABEL_LAYER,  # (kv heads, LABEL_CHANNELS) of a layer that chooses, or 0; which of these layers it is
     LAYER_FIELDS,
-) = range(0, 49 * FIELD, FIELD)  # fmt: skip
+) = range(0, 51 * FIELD, FIELD)  # fmt: skip
 
 (
     MIX_KIND, MIX_DELTA,  # models.cpu.mixers; 1 where states are written by the delta rule

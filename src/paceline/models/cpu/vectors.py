@@ -411,6 +411,6 @@ def call_int(builder: Builder, address: Value) -> Value:
 
 @lowered(Nothing, *[Int] * 6)
 def call_part(builder: Builder, address: Value, *arguments: Value) -> None:
-    """Call the entry of models.cpu.latent or models.cpu.mixers at an address."""
+    """Call the entry of models.cpu.latent, mixers or selected_attention at an address."""
     kind = ir.FunctionType(ir.VoidType(), [I64] * len(arguments))
     builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)

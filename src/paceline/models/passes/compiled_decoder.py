@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from paceline.checkpoints import BlockRows, Blocks, is_quantized
+from paceline.models.attention.double_sparsity import DoubleSparsity
 from paceline.models.attention.segments import Segment, split_into_passes
 from paceline.models.attention.slot_lists import SlotLists, fill, fill_source
 from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
@@ -37,6 +38,7 @@ from paceline.models.layers.rope import Rotary, Rotation
 from paceline.models.passes.mixer_tables import MixerTables
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.packing import ROWS, Packing, RecordTable, Weights, constants
+from paceline.models.passes.selection_tables import SelectionTables
 from paceline.models.passes.workspace import PassWorkspace
 from paceline.models.spec import ModelSpec, attention_shape
 from paceline.models.state.arena import Arena
@@ -111,6 +113,7 @@ class CompiledDecoder:
         blocks: matrices that are not among the weights, as they lie in a GGUF file.
         packed: makes the packed matrices, or has them; None makes them.
         activation_bits: 8 or 16, of the activations that blocks are multiplied with.
+        selection: attends to a part of the text; ready for the model.
 
     Attributes:
         frame, layers, seen, entry, team: the tables of a pass (models.cpu.offsets), what runs them, on which threads.
@@ -128,6 +131,7 @@ class CompiledDecoder:
         blocks: Blocks | None = None,
         packed: PackedWeights | None = None,
         activation_bits: int = 8,
+        selection: DoubleSparsity | None = None,
     ) -> None:
         self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
         rows = (blocks or {}).get("embed.weight")
@@ -162,6 +166,7 @@ class CompiledDecoder:
         packed.store()
         weights.pop("embed.weight", None)
         self._states = MixerTables(spec, self.layers, self.frame) if spec.states else None
+        self._selection = None if selection is None else SelectionTables(selection, self.layers, self.frame)
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
         self._workspace: PassWorkspace | None = None
         self._team_size, self._extent = TeamSize(1), (0, 0, 0, 0)
@@ -247,7 +252,8 @@ class CompiledDecoder:
         kept = {layer: torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) for layer in taps}
         result = torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) if states else self._no_states
         wanted = range(rows) if logits is None else logits
-        self._ready(max(_keys_of(segment) for segment in segments))
+        longest = max(_keys_of(segment) for segment in segments)
+        self._ready(longest if self._selection is None else max(longest, self._selection.room))
         self._plan(plan)
         logits_of, best, done = list[torch.Tensor](), list[int](), 0
         for parts in split_into_passes(segments, ROWS):
@@ -264,10 +270,11 @@ class CompiledDecoder:
             self._add_to_qkv(added_qkv, done)
             lists = self._place(parts, lengths, done)
             kept_states = self._states.place(parts) if self._states is not None else ()
+            labels = self._selection.place(parts) if self._selection is not None else ()
             picked = wanted if count == rows else [row - done for row in wanted if done <= row < done + count]
             logits_of.append(self._go(picked, count))
             best += self._best[: len(picked)].tolist()
-            del lists, kept_states
+            del lists, kept_states, labels
             done += count
         return PassResult(logits_of[0] if len(logits_of) == 1 else torch.cat(logits_of), result, kept, best)
 

@@ -8,9 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+from paceline.models.attention.kv_selection import KVSelection
 from paceline.models.attention.segments import Segment, parts_with
 from paceline.models.attention.source_attention import RelativeSteps, SourceAttention
-from paceline.models.attention.tree_attention import AttentionStep, BatchStep, Masks, SequenceStep
+from paceline.models.attention.tree_attention import AttentionStep, BatchStep, Masks, SequenceStep, WritingStep
 from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
 from paceline.models.layers.decoder import Decoder
 from paceline.models.layers.mixers.step import RecurrentStep
@@ -20,13 +21,17 @@ from paceline.models.layers.rope import Rotary
 class EagerPasses:
     """See `Passes`.
 
+    Args:
+        selection: reads a part of the text, in the place of all of it.
+
     The last layers, if they keep nothing of a text, run for those rows alone whose logits are wanted: of known tokens
     the last one, as a rule.
     """
 
     name = "operators"
 
-    def __init__(self, decoder: Decoder, rotary: Rotary, masks: Masks) -> None:
+    def __init__(self, decoder: Decoder, rotary: Rotary, masks: Masks, selection: KVSelection | None = None) -> None:
+        self._one = SequenceStep if selection is None else selection.step
         self.decoder, self.rotary, self.masks = decoder, rotary, masks
         self.embed, self.head, self.row_invariant = decoder.embed, decoder.head, masks.row_invariant
 
@@ -121,7 +126,7 @@ class EagerPasses:
             return RelativeSteps(self.decoder.shape, self.masks, segments, self.decoder.biases)
         return self._plain_step(segments)
 
-    def _plain_step(self, segments: Sequence[Segment]) -> SequenceStep | BatchStep:
+    def _plain_step(self, segments: Sequence[Segment]) -> WritingStep:
         if len(segments) == 1:
-            return SequenceStep(self.decoder.shape, self.masks, segments[0])
-        return BatchStep(self.decoder.shape, self.masks, segments)
+            return self._one(self.decoder.shape, self.masks, segments[0])
+        return BatchStep(self.decoder.shape, self.masks, segments, self._one)

@@ -24,6 +24,8 @@ from paceline.checkpoints import BLOCKS, Blocks, form_of, is_mixed, is_quantized
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.abilities import check_inputs
 from paceline.models.added_rows import AddedRows
+from paceline.models.attention.double_sparsity import DoubleSparsity
+from paceline.models.attention.kv_selection import KVSelection
 from paceline.models.attention.segments import (
     Segment,
     chunk,
@@ -91,10 +93,12 @@ class NativeRunner(StateOperations[NativeCache]):
         lengths: how long a text counts as for rotary angles that depend on it.
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
             (models.passes.eager).
+        selection: attends to a part of the text; not strict, and with `blocks` only where it `compiles`.
 
     Attributes:
         memory: the blocks of all caches; there is none where keys depend on more than the text before them.
         last_keys: keys and values of the last layer that keeps all of them, where such a layer can be attended to.
+        selection: as given.
     """
 
     capabilities = Capabilities(trees=True, taps=True, fork=True)
@@ -120,8 +124,10 @@ class NativeRunner(StateOperations[NativeCache]):
         packed: PackedWeights | None = None,
         activation_bits: int = 8,
         lengths: Lengths = run_lengths,
+        selection: KVSelection | None = None,
     ) -> None:
         self.spec, self.rotary, self._lengths = spec, Rotary(spec.ropes, device, dtype), lengths
+        self.selection = selection
         table = (blocks or {}).get("embed.weight", weights.get("embed.weight"))
         self._rows = 0 if table is None else len(table)
         info = _describe(
@@ -140,10 +146,15 @@ class NativeRunner(StateOperations[NativeCache]):
                 self.last_keys = last
             self.graphs: ScoringGraphs | None = None
             self.passes: Passes
+            if selection is not None:
+                selection.prepare(spec, device, name=name)
+                info = replace(info, fingerprint=f"{info.fingerprint}-{selection.key}")
+                compiled = compiled and selection.compiles
             if blocks or (compiled and fits(spec, dtype, device, quantization=form_of(weights))):
                 self.passes = _compiled(
-                    spec, weights, self.arena, blocks=blocks, packed=packed, activation_bits=activation_bits
-                )
+                    spec, weights, self.arena, blocks=blocks, packed=packed, activation_bits=activation_bits,
+                    selection=selection,
+                )  # fmt: skip
             else:
                 self.passes = self._by_operators(weights, "proven" if strict else row_invariant)
         self.info = replace(info, max_context=max_context or spec.max_context, passes=self.passes.name)
@@ -153,12 +164,12 @@ class NativeRunner(StateOperations[NativeCache]):
         device, dtype = self.arena.kv.device, self.arena.kv.dtype
         decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
         host = self.spec.moe is not None or bool(self.spec.states)  # choosing experts and going on from states need it
-        if device.type == "cuda" and not host:
+        if device.type == "cuda" and not host and self.selection is None:
             self.graphs = ScoringGraphs(decoder, self.rotary, self.arena, capture=True)
         if row_invariant == "proven":
             passes = EagerPasses(decoder, self.rotary, Masks(dtype, device, row_invariant=True))
             return StrictPasses(passes, self.spec)
-        return EagerPasses(decoder, self.rotary, Masks(dtype, device))
+        return EagerPasses(decoder, self.rotary, Masks(dtype, device), self.selection)
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> NativeCache:
         """See `Runner.open`."""
@@ -408,11 +419,15 @@ def _compiled(
     blocks: Blocks | None,
     packed: PackedWeights | None,
     activation_bits: int,
+    selection: KVSelection | None,
 ) -> Passes:
     """Compiled passes; the compiler is loaded where they run only."""
     from paceline.models.passes.compiled_decoder import CompiledDecoder
 
-    return CompiledDecoder(spec, weights, arena, blocks=blocks, packed=packed, activation_bits=activation_bits)
+    assert selection is None or isinstance(selection, DoubleSparsity), "a selection that compiled passes have not"
+    return CompiledDecoder(
+        spec, weights, arena, blocks=blocks, packed=packed, activation_bits=activation_bits, selection=selection
+    )
 
 
 def _describe(

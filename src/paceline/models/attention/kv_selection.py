@@ -1,0 +1,80 @@
+"""Which keys and values a pass reads of a long text: the seam for methods that attend to a part of it.
+
+A method makes the attention step of each sequence, in the place of the one that reads everything (`SequenceStep`), and
+keeps what it must know of a text beside the cache of keys and values. Nothing is ever taken out of that cache, so what
+was left out in one step may be read in the next.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+
+from paceline.errors import UnsupportedModelError
+from paceline.models.attention.segments import Segment
+from paceline.models.attention.tree_attention import Masks, WritingStep
+from paceline.models.spec import AttentionShape, ModelSpec
+
+
+class KVSelection(ABC):
+    """A method that attends to a part of the text. One serves one model.
+
+    Attributes:
+        name: in the registry.
+        compiles: compiled passes have it too.
+    """
+
+    name: ClassVar[str]
+    compiles: ClassVar[bool] = False
+
+    @abstractmethod
+    def step(self, shape: AttentionShape, masks: Masks, segment: Segment) -> WritingStep:
+        """The attention of one sequence in one pass."""
+
+    @property
+    def key(self) -> str:
+        """Tells settings apart whose passes cost differently (`ModelInfo.fingerprint`)."""
+        return self.name
+
+    def prepare(self, spec: ModelSpec, device: torch.device, *, name: str) -> None:
+        """Get ready for a model.
+
+        Args:
+            name: of the model, for messages.
+        Raises:
+            UnsupportedModelError: its attention has no keys of single tokens that a method could choose from.
+            ConfigError, CheckpointError: as the method says.
+        """
+        lacking = {
+            "latent attention": spec.latent is not None,
+            "differential attention": spec.differential,
+            "an encoder": spec.encoder is not None,
+            "scores by distance": spec.relative_bias is not None,
+            "layers that read keys of other layers": any(layer.kv_of is not None for layer in spec.layers),
+            "keys that change when a text grows": any(rope.kind == "longrope" for rope in spec.ropes.values()),
+        }
+        if found := [what for what, there in lacking.items() if there]:
+            raise UnsupportedModelError(
+                f"{name} has {found[0]}, for which kv_selection={self.name!r} is not there; leave it out"
+            )
+
+
+def keys_between(segment: Segment, layer: int, start: int, stop: int) -> torch.Tensor:
+    """(kv heads, stop - start, head dim) keys of positions of a layer without a window, which may be a view."""
+    cache = segment.cache
+    kept = cache.arena.layers[layer]
+    if cache.base >= 0:
+        rows = kept.narrow(0, cache.base + start, stop - start)
+    else:
+        rows = kept[slots_of(segment, start, stop, kept.device)]
+    return rows.narrow(1, 0, rows.shape[1] // 2).transpose(0, 1)
+
+
+def slots_of(segment: Segment, start: int, stop: int, device: torch.device) -> torch.Tensor:
+    """(stop - start,) int64 slots of positions of a layer without a window."""
+    cache = segment.cache
+    if cache.base >= 0:
+        return torch.arange(cache.base + start, cache.base + stop, device=device)
+    return torch.from_numpy(cache.slot_index(start, stop)).to(device)
