@@ -31,28 +31,14 @@ NEAR = {"draft_context": 64, "draft_masks": 8}
 TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
 WIDTH, VOCAB = 256, 6144
 HEADS = (
-    *("medusa", "hydra", "hydra++", "clover", "mlp_speculator", "eagle", "eagle3", "p_eagle", "mtp"),
+    *("medusa", "hydra", "hydra++", "clover", "ppd", "mlp_speculator", "eagle", "eagle3", "p_eagle", "mtp"),
     *("dflash", "dspark"),
 )
 
 NEED_A_PAIR = (
     *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "pard", "kangaroo", "medusa", "hydra"),
-    *(
-        "hydra++",
-        "clover",
-        "mlp_speculator",
-        "eagle",
-        "eagle2",
-        "eagle3",
-        "p_eagle",
-        "mtp",
-        "dflash",
-        "dspark",
-        "diffuspec",
-        "deer",
-    ),
-    "tli",
-    "slem",
+    *("hydra++", "clover", "ppd", "mlp_speculator", "eagle", "eagle2", "eagle3", "p_eagle", "mtp"),
+    *("dflash", "dspark", "diffuspec", "deer", "tli", "slem"),
 )
 """Drafters with a model of their own, which only the bundled target has."""
 

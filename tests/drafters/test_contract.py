@@ -65,6 +65,14 @@ MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, MLP = (
         for name, tokens, seed, more in PATHS
     )
 )
+PPD, PPD_MEANS = (
+    written_head(
+        HeadConfig(
+            method="ppd", hidden_size=8, vocab_size=VOCAB, draft_vocab_size=VOCAB, num_heads=3, virtual_tokens=copies
+        )
+    )
+    for copies in (1, 2)
+)
 BLOCK = {"layer": LAYER, "taps": (0, 2), "num_layers": 2, "block_size": 4, "mask_token_id": 6}
 MARKOV = {"markov_rank": 3, "enable_confidence_head": True, "confidence_head_with_markov": True}
 BLOCKS: list[tuple[Any, int, int, dict[str, Any]]] = [
@@ -80,20 +88,8 @@ DFLASH, DSPARK, DSPARK_RNN = (
     )
 )
 STAND_INS = (
-    ADAPTER,
-    MUTE,
-    MEDUSA,
-    HYDRA,
-    HYDRA_PLUS,
-    CLOVER,
-    MLP,
-    EAGLE,
-    EAGLE3,
-    P_EAGLE,
-    MTP,
-    DFLASH,
-    DSPARK,
-    DSPARK_RNN,
+    *(ADAPTER, MUTE, MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, PPD, PPD_MEANS, MLP, EAGLE, EAGLE3, P_EAGLE, MTP, DFLASH),
+    *(DSPARK, DSPARK_RNN),
 )
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
@@ -244,6 +240,13 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": CLOVER},
         {"model": CLOVER, "tree_width": 3, "draft_context": None},
         {"model": CLOVER, "tree_policy": "rsd_s", "num_speculative_tokens": 2},
+    ],
+    "ppd": [
+        {"model": PPD},
+        {"model": PPD, "tree_width": 3},
+        {"model": PPD_MEANS, "tree_policy": "ppd", "prompt_rows": 7},
+        {"model": PPD, "tree_policy": "rsd_s", "num_speculative_tokens": 2},
+        {"model": PPD, "draft_sample_method": "greedy", "prompt_rows": 5},
     ],
     "mlp_speculator": [
         {"model": MLP},
@@ -397,6 +400,10 @@ class World:
 
     def observe(self, state: Any, tree: TokenTree, verdict: Verdict) -> None:
         tokens, text = tree.tokens.tolist(), list(state.context.tokens)
+        if self.drafter.adds_rows:
+            added = self.drafter.added_rows([state], [tree], [self.drafter.rows_beside(1 + len(tree))])
+            _, said = self.target.score_added([ToyCache(text[:-1])], text[-1:], [tree], added)
+            self.drafter.read_rows([state], [said.logits])
         texts = [text, *([*text, *(tokens[i] for i in tree.path(node))] for node in range(len(tree)))]
         state.context.tokens.extend(verdict.tokens)
         rows = self.target.logits([0]).repeat(1 + len(tree), 1)

@@ -25,6 +25,7 @@ def runner() -> NativeRunner:
         ("embed", {"input_embeddings"}),
         ("run_layers", {"layer_subsets", "early_exit"}),
         ("memory", {"blocks"}),
+        ("score_added", {"added_rows"}),
         ("spec", set()),
     ],
 )

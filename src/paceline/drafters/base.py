@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from paceline.models import NO_INPUTS, Inputs
+from paceline.models import NO_INPUTS, AddedRows, Inputs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -275,6 +275,8 @@ class Drafter(ABC):
         keeps_trajectory: its proposals depend on its own earlier ones, not on the text alone.
         runs_target: it finds the target's cache in its contexts; `resume` is called.
         works_ahead: `ahead` is called.
+        adds_rows: it has rows of its own in scoring passes: `added_rows` is called before each pass of a step in which
+            it had a budget, and `read_rows` behind it.
         reads_prediction: it drafts from what a request says that it expects (`Context.prediction`).
         rewinds: `rewind` may be called, so that other drafters can be built on it.
         takes_back: its models must be able to forget any of the tokens that they have read; without it, they only read
@@ -297,6 +299,7 @@ class Drafter(ABC):
     keeps_trajectory: bool = False
     runs_target: bool = False
     works_ahead: bool = False
+    adds_rows: bool = False
     reads_prediction: bool = False
     rewinds: bool = False
     takes_back: bool = True
@@ -357,6 +360,23 @@ class Drafter(ABC):
         again, sequence by sequence.
         """
         return None
+
+    def rows_beside(self, inputs: int) -> int:
+        """Most rows that it adds to a pass beside so many inputs of a sequence, its root and nodes."""
+        return 0
+
+    def added_rows(
+        self, states: Sequence[Any], trees: Sequence[TokenTree], rooms: Sequence[int]
+    ) -> Sequence[AddedRows]:
+        """Rows beside the trees that are about to be scored, by ascending layer.
+
+        Args:
+            trees: merged ones, of each sequence. rooms: most rows of each.
+        """
+        return ()
+
+    def read_rows(self, states: Sequence[Any], logits: Sequence[torch.Tensor]) -> None:  # noqa: B027
+        """(m, v) raw logits of each sequence's added rows, in their order; before `observe` says what was accepted."""
 
     def resume(
         self, states: Sequence[Any], caches: Sequence[SequenceCache], roots: Sequence[int], trees: Sequence[TokenTree]

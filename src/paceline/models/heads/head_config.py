@@ -10,7 +10,18 @@ from typing import Any, Final, Literal, get_args
 from paceline.utils import choice, integer, need, reject_unknown
 
 HeadMethod = Literal[
-    "medusa", "hydra", "hydra++", "clover", "eagle", "eagle3", "p_eagle", "mtp", "mlp_speculator", "dflash", "dspark"
+    "medusa",
+    "hydra",
+    "hydra++",
+    "clover",
+    "mlp_speculator",
+    "eagle",
+    "eagle3",
+    "p_eagle",
+    "mtp",
+    "dflash",
+    "dspark",
+    "ppd",
 ]
 HEAD_METHODS: Final[tuple[str, ...]] = get_args(HeadMethod)
 
@@ -79,6 +90,7 @@ class HeadConfig:
             the correction's embedding of the token before, too.
         inner_size, tie_weights, scale_input: of mlp_speculator: width of its states; all heads share their weights; the
             target's state is normed first.
+        virtual_tokens: of ppd: embeddings of each prompt token, whose guesses are averaged; num_heads prompt tokens.
         target: `name`, `fingerprint` (`ModelInfo.fingerprint`) and `tokenizer` (its fingerprint) of the model that it
             was trained for, where known.
         provenance: how it was trained; for people.
@@ -107,6 +119,7 @@ class HeadConfig:
     inner_size: int | None = None
     tie_weights: bool = False
     scale_input: bool = False
+    virtual_tokens: int = 1
     target: Mapping[str, str] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -126,6 +139,9 @@ class HeadConfig:
         self._check_block()
         if self.method == "mlp_speculator":
             integer("inner_size", self.inner_size, 1)
+        integer("virtual_tokens", self.virtual_tokens, 1, MOST if self.method == "ppd" else 1)
+        if self.method == "ppd":
+            integer("draft_vocab_size", self.draft_vocab_size, self.vocab_size)
         for name in ("target", "provenance"):
             need(isinstance(getattr(self, name), Mapping), name, "be an object", getattr(self, name))
 

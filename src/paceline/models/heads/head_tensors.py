@@ -18,6 +18,7 @@
     dflash          fc (hidden, taps * hidden); hidden_norm, behind it; layers.N.*, with norms of queries and keys; norm
     dspark          and markov_head.markov_w1 (vocabulary, rank), .markov_w2 (draft vocabulary, rank), .gate_proj (rank,
                     hidden + rank) or .joint_proj (3 rank, hidden + 2 rank); confidence_head.proj (1, hidden [+ rank])
+    ppd             prompts (heads, virtual tokens, hidden), embeddings of prompt tokens; nothing else, and all tokens
     mlp_speculator  heads.K.embed, .proj, .norm, .head; head 0 alone where they are tied, and head 1's proj
 
 Matrices are (out, in). Decoder layers have the names of a Llama of Hugging Face, and may have a Qwen3's norms of
@@ -51,6 +52,9 @@ class HeadTensor:
 def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
     """All tensors that a head may have."""
     d, v = config.hidden_size, config.draft_vocab_size
+    if config.method == "ppd":
+        yield HeadTensor("prompts", (config.num_heads, config.virtual_tokens, d))
+        return
     yield HeadTensor("draft_to_target", (v,), optional=v == config.vocab_size)
     if config.method == "mlp_speculator":
         yield from _mlp_speculator(config)
