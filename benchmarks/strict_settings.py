@@ -32,13 +32,13 @@ TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
 WIDTH, VOCAB = 256, 6144
 HEADS = (
     *("medusa", "hydra", "hydra++", "clover", "ppd", "mlp_speculator", "eagle", "eagle3", "p_eagle", "mtp"),
-    *("dflash", "dspark"),
+    *("dflash", "dspark", "hidden_transfer"),
 )
 
 NEED_A_PAIR = (
     *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "pard", "kangaroo", "medusa", "hydra"),
     *("hydra++", "clover", "ppd", "mlp_speculator", "eagle", "eagle2", "eagle3", "p_eagle", "mtp"),
-    *("dflash", "dspark", "diffuspec", "deer", "tli", "slem"),
+    *("dflash", "dspark", "diffuspec", "deer", "tli", "slem", "hidden_transfer"),
 )
 """Drafters with a model of their own, which only the bundled target has."""
 

@@ -54,7 +54,7 @@ PATHS: list[tuple[Any, int, int, dict[str, Any]]] = [
     ("medusa", VOCAB, 2, {}),
     ("hydra", 9, 5, {"num_layers": 2}),
     ("hydra++", VOCAB, 1, {"layer": LAYER}),
-    ("clover", 9, 0, {"layer": LAYER}),
+    ("clover", 9, 1, {"layer": LAYER}),
     ("mlp_speculator", VOCAB, 2, {"inner_size": 6, "scale_input": True}),
 ]
 """Method, tokens that it drafts, a seed with which some of its drafts are accepted, and more of its config."""
@@ -73,6 +73,11 @@ PPD, PPD_MEANS = (
     )
     for copies in (1, 2)
 )
+TRANSFER = written_head(
+    HeadConfig(
+        method="hidden_transfer", hidden_size=8, vocab_size=VOCAB, draft_vocab_size=VOCAB, num_heads=3, taps=(0, 1, 1)
+    )
+)
 BLOCK = {"layer": LAYER, "taps": (0, 2), "num_layers": 2, "block_size": 4, "mask_token_id": 6}
 MARKOV = {"markov_rank": 3, "enable_confidence_head": True, "confidence_head_with_markov": True}
 BLOCKS: list[tuple[Any, int, int, dict[str, Any]]] = [
@@ -89,7 +94,7 @@ DFLASH, DSPARK, DSPARK_RNN = (
 )
 STAND_INS = (
     *(ADAPTER, MUTE, MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, PPD, PPD_MEANS, MLP, EAGLE, EAGLE3, P_EAGLE, MTP, DFLASH),
-    *(DSPARK, DSPARK_RNN),
+    *(DSPARK, DSPARK_RNN, TRANSFER),
 )
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
@@ -247,6 +252,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": PPD_MEANS, "tree_policy": "ppd", "prompt_rows": 7},
         {"model": PPD, "tree_policy": "rsd_s", "num_speculative_tokens": 2},
         {"model": PPD, "draft_sample_method": "greedy", "prompt_rows": 5},
+    ],
+    "hidden_transfer": [
+        {"model": TRANSFER},
+        {"model": TRANSFER, "tree_width": 3, "pseudo_rows": 4},
+        {"model": TRANSFER, "tree_policy": "dyspec", "num_speculative_tokens": 2},
     ],
     "mlp_speculator": [
         {"model": MLP},

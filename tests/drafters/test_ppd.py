@@ -173,7 +173,10 @@ def test_tokens_a_step_are_those_of_the_chain_of_states(monkeypatch: pytest.Monk
     for _ in range(steps):
         (tree,) = drafter.propose([state], [Budget(NODES, LEVELS, shape=SHAPE)], [EMPTY_TREE])
         drafter.added_rows([state], [tree], [ROWS])
-        drafter.read_rows([state], [torch.cat([guesses_of(count) for count in state.counts])])
+        guesses, said = guesses_of(LEVELS), torch.zeros(ROWS, VOCAB)
+        for own in state.rows.numbers:
+            said[[row for (row,) in own]] = guesses[: len(own)]
+        drafter.read_rows([state], [said])
         path = accepted(tree, rng)
         state.context.tokens += [1] * (1 + len(path))
         drafter.observe([state], [tree], [Verdict(path, (1,) * len(path), 1)], None)
