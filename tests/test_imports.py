@@ -24,7 +24,7 @@ FLOORS = (
     {"checkpoints"},
     {"models.inputs"},
     {"models.base", "models.denoiser_base", "models.devices", "models.loading"},
-    {"models.block_memory"},
+    {"models.added_rows", "models.block_memory"},
     {"models.abilities", "models.checks"},
     {"models.cpu", "models.cuda"},
     {"models.state"},

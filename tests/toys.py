@@ -17,7 +17,7 @@ import torch
 from toy_layers import ToyKeys, ToyLayers
 from toy_numbers import normal
 
-from paceline.models import NO_INPUTS, Capabilities, Inputs, LayerPlan, ModelInfo, PassResult, context_of
+from paceline.models import NO_INPUTS, AddedRows, Capabilities, Inputs, LayerPlan, ModelInfo, PassResult, context_of
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 
 Rows = list[list[int]]
@@ -151,7 +151,8 @@ class ToyRunner:
         states = {layer: torch.stack([self.hidden(layer, t) for texts in tap_texts for t in texts]) for layer in taps}
         self.fed += sum(len(texts) for texts in tap_texts)
         self.calls += 1
-        return Scores(torch.stack(rows), tuple(accumulate((len(texts) for texts in logit_texts), initial=0)), states)
+        logits = torch.stack(rows) if rows else torch.empty(0, self.info.vocab_size, dtype=self.info.dtype)
+        return Scores(logits, tuple(accumulate((len(texts) for texts in logit_texts), initial=0)), states)
 
     def _check(self, caches: Sequence[ToyCache], *others: Sequence[object]) -> None:
         ensure(len(caches) > 0, "an empty batch")
@@ -201,6 +202,31 @@ class ToyRunner:
         self._check(caches, roots, trees, computed)
         texts = [self._score_one(*each) for each in zip(caches, roots, trees, computed, strict=True)]
         return self._scores(texts, texts, taps)
+
+    def score_added(
+        self,
+        caches: Sequence[ToyCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        added: Sequence[AddedRows],
+        *,
+        taps: Sequence[int] = (),
+    ) -> tuple[Scores, Scores]:
+        """An added row says what the model says behind the text with its own likeliest token in the row's place."""
+        scores = self.score(caches, roots, trees, taps=taps)
+        texts = [self._score_one(*each, 0) for each in zip(caches, roots, trees, strict=True)]
+        found: list[Rows] = [[] for _ in caches]
+        for rows in added:
+            ensure(0 <= rows.layer <= self.info.num_layers, "rows before a layer that is not there")
+            behind = [node for nodes in rows.nodes for node in nodes]
+            made = rows.make(torch.zeros(len(behind), self.info.hidden_size, dtype=self.info.dtype))
+            ensure(made.shape == (len(behind), self.info.hidden_size), "rows of another number or size")
+            for own, mine, nodes, after in zip(texts, found, rows.nodes, rows.after, strict=True):
+                for node, before in zip(nodes, after, strict=True):
+                    text = own[node + 1] if before < 0 else mine[before]
+                    mine.append([*text, int(self.logits(text).argmax())])
+                    ensure(len(mine[-1]) <= self.info.max_context, "an added row outgrew the context")
+        return scores, self._scores(found, found, ())
 
     def _score_one(self, cache: ToyCache, root: int, tree: TokenTree, computed: int) -> Rows:
         tokens, parents = tree.tokens.tolist(), tree.parents.tolist()

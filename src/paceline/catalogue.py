@@ -283,6 +283,22 @@ DRAFTERS: Mapping[str, Entry] = {
         "DSpark (arXiv:2607.05147)",
         published={"num_speculative_tokens": 7},
     ),
+    "ppd": Entry(
+        "paceline.drafters.heads.ppd:PPDDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("added_rows", "prompt tokens trained for the target"),
+        "Hardware-Aware Parallel Prompt Decoding for memory-efficient acceleration of LLM inference (arXiv:2405.18628)",
+        published={"controller": "ppd", "max_nodes": 63, "max_depth": 3},
+    ),
+    "hidden_transfer": Entry(
+        "paceline.drafters.heads.hidden_transfer:HiddenTransferDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("added_rows", "early_exit", "truncate", "maps trained for the target"),
+        "Parallel decoding via hidden transfer for lossless large language model acceleration (arXiv:2404.12022)",
+        published={"controller": "ppd", "max_nodes": 63, "max_depth": 3},
+    ),
     "lookahead": Entry(
         "paceline.drafters.lookup.lookahead:LookaheadDrafter",
         "table",
@@ -628,6 +644,10 @@ TRAINERS: Mapping[str, Entry] = {
     "hydra++": Entry("paceline.training.hydra:HydraPlusTrainer", "head", paper="Hydra++ (arXiv:2402.05109)"),
     "hydra": Entry("paceline.training.hydra:HydraTrainer", "head", paper="Hydra (arXiv:2402.05109)"),
     "clover": Entry("paceline.training.clover:CloverTrainer", "head", paper="Clover (arXiv:2405.00263)"),
+    "ppd": Entry("paceline.training.ppd:PPDTrainer", "prompt tokens", paper="PPD (arXiv:2405.18628)"),
+    "hidden_transfer": Entry(
+        "paceline.training.hidden_transfer:HiddenTransferTrainer", "head", paper="Hidden transfer (arXiv:2404.12022)"
+    ),
     "medusa": Entry("paceline.training.medusa:MedusaTrainer", "head", paper="Medusa-1 (arXiv:2401.10774)"),
     "medusa2": Entry("paceline.training.medusa2:Medusa2Trainer", "head and model", paper="Medusa-2 (arXiv:2401.10774)"),
     "mlp_speculator": Entry(

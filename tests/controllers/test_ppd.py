@@ -95,6 +95,19 @@ def test_dear_rows_make_small_trees() -> None:
     assert sizes[0] > sizes[1] > sizes[2] > 0
 
 
+def test_rows_that_a_drafter_adds_make_small_trees() -> None:
+    """What they cost counts, but for plain decoding, which has none."""
+    sizes, plain = [], []
+    for beside in (None, lambda inputs: 3 * inputs):
+        costs = Costs(probe=lambda counts, context: map(rising, counts), beside=beside)
+        controller = PPDController(costs, ["draft"])
+        choice, _, _ = controller.choose(1, 100)
+        sizes.append(choice.nodes)
+        plain.append(choice.plain)
+    assert sizes[0] > sizes[1] > 0
+    assert plain[0] == pytest.approx(plain[1])
+
+
 def test_where_drafts_never_stand_it_decodes_plainly_and_seldom_tries() -> None:
     controller = made()
     assert rate(controller, BAD, rising, 4000) > 0.97

@@ -58,7 +58,7 @@ PATHS: list[tuple[Any, int, int, dict[str, Any]]] = [
     ("medusa", VOCAB, 2, {"num_heads": 3}),
     ("hydra", 9, 5, {"num_heads": 3, "num_layers": 2}),
     ("hydra++", VOCAB, 1, {"num_heads": 3, "layer": LAYER}),
-    ("clover", 9, 0, {"num_heads": 3, "layer": LAYER}),
+    ("clover", 9, 1, {"num_heads": 3, "layer": LAYER}),
     ("mlp_speculator", VOCAB, 2, {"num_heads": 3, "inner_size": 6, "scale_input": True}),
     ("longspec", 9, 11, {"layer": LAYER, **WINDOWED}),
 ]
@@ -68,6 +68,19 @@ MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, MLP, LONGSPEC = (
     for own, seed in (
         (HeadConfig(method=name, hidden_size=8, vocab_size=VOCAB, draft_vocab_size=tokens, **more), seed)
         for name, tokens, seed, more in PATHS
+    )
+)
+PPD, PPD_MEANS = (
+    written_head(
+        HeadConfig(
+            method="ppd", hidden_size=8, vocab_size=VOCAB, draft_vocab_size=VOCAB, num_heads=3, virtual_tokens=copies
+        )
+    )
+    for copies in (1, 2)
+)
+TRANSFER = written_head(
+    HeadConfig(
+        method="hidden_transfer", hidden_size=8, vocab_size=VOCAB, draft_vocab_size=VOCAB, num_heads=3, taps=(0, 1, 1)
     )
 )
 BLOCK = {"layer": LAYER, "taps": (0, 2), "num_layers": 2, "block_size": 4, "mask_token_id": 6}
@@ -86,7 +99,10 @@ DFLASH, DSPARK, DSPARK_RNN = (
 )
 ACCEPTANCE = str(acceptance_head(hidden=8, seed=2).write(Path(mkdtemp(prefix="paceline-head-")) / "head"))
 """An acceptance head of the toy draft model."""
-HEADS = (MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, MLP, EAGLE, EAGLE3, P_EAGLE, LONGSPEC, MTP, DFLASH, DSPARK, DSPARK_RNN)
+HEADS = (
+    *(MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, PPD, PPD_MEANS, MLP, EAGLE, EAGLE3, P_EAGLE, LONGSPEC, MTP, DFLASH),
+    *(DSPARK, DSPARK_RNN, TRANSFER),
+)
 STAND_INS = (ACCEPTANCE, ADAPTER, MUTE, *HEADS)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
@@ -239,6 +255,18 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": CLOVER},
         {"model": CLOVER, "tree_width": 3, "draft_context": None},
         {"model": CLOVER, "tree_policy": "rsd_s", "num_speculative_tokens": 2},
+    ],
+    "ppd": [
+        {"model": PPD},
+        {"model": PPD, "tree_width": 3},
+        {"model": PPD_MEANS, "tree_policy": "ppd", "prompt_rows": 7},
+        {"model": PPD, "tree_policy": "rsd_s", "num_speculative_tokens": 2},
+        {"model": PPD, "draft_sample_method": "greedy", "prompt_rows": 5},
+    ],
+    "hidden_transfer": [
+        {"model": TRANSFER},
+        {"model": TRANSFER, "tree_width": 3, "pseudo_rows": 4},
+        {"model": TRANSFER, "tree_policy": "dyspec", "num_speculative_tokens": 2},
     ],
     "mlp_speculator": [
         {"model": MLP},
@@ -399,6 +427,10 @@ class World:
 
     def observe(self, state: Any, tree: TokenTree, verdict: Verdict) -> None:
         tokens, text = tree.tokens.tolist(), list(state.context.tokens)
+        if self.drafter.adds_rows:
+            added = self.drafter.added_rows([state], [tree], [self.drafter.rows_beside(1 + len(tree))])
+            _, said = self.target.score_added([ToyCache(text[:-1])], text[-1:], [tree], added)
+            self.drafter.read_rows([state], [said.logits])
         texts = [text, *([*text, *(tokens[i] for i in tree.path(node))] for node in range(len(tree)))]
         state.context.tokens.extend(verdict.tokens)
         rows = self.target.logits([0]).repeat(1 + len(tree), 1)

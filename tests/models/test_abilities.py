@@ -26,6 +26,7 @@ def runner() -> NativeRunner:
         ("run_layers", {"layer_subsets", "early_exit"}),
         ("memory", {"blocks"}),
         ("last_keys", {"last_keys"}),
+        ("score_added", {"added_rows"}),
         ("spec", set()),
     ],
 )

@@ -126,10 +126,15 @@ def test_rows_may_enter_at_later_layers(name: str) -> None:
     turn = torch.linalg.qr(embeddings(runner, runner.info.hidden_size).float()).Q
     first = AddedRows(1, [[1, 3]], [[-1, -1]], lambda states: states @ turn)
     second = AddedRows(2, [[1]], [[0]], lambda states: -states)
-    scores, found = runner.score_added([opened(runner, 7)], [2], [TREE], [first, second], taps=(0, 1, 2, 3))
-    plain = runner.score([opened(runner, 7)], [2], [TREE], taps=(0, 1, 2, 3))
+    taps = (-1, 0, 1, runner.info.num_layers)
+    cache, other = opened(runner, 7), opened(runner, 7)
+    scores, found = runner.score_added([cache], [2], [TREE], [first, second], taps=taps)
+    plain = runner.score([other], [2], [TREE], taps=taps)
     assert close(scores.logits, plain.logits)
-    assert all(close(scores.taps[layer], plain.taps[layer]) for layer in (0, 1, 2, 3))
+    assert all(close(scores.taps[layer], plain.taps[layer]) for layer in taps)
+    runner.commit([cache, other], [(0, 2)] * 2)
+    after = runner.score([cache, other], [3, 3], [EMPTY_TREE] * 2).logits
+    assert close(after[:1], after[1:])
     path, middle, later = (TokenTree.chain([5, 6, *none]) for none in ((), (0,), (0, 0)))
 
     def by_hand(rows: Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]) -> torch.Tensor:
@@ -148,7 +153,20 @@ def test_rows_may_enter_at_later_layers(name: str) -> None:
     assert not close(found.logits[[0, 2]], by_hand(lambda x, entered: [x[:3], entered, -x[2:3]])), "left as it was"
 
 
+@pytest.mark.parametrize("name", ["operators", "compiled"])
+def test_behind_the_last_layer_a_row_is_a_head_of_the_last_state(name: str) -> None:
+    runner = RUNNERS[name]()
+    last, turn = runner.info.num_layers, torch.linalg.qr(embeddings(runner, runner.info.hidden_size)).Q
+    _, found = runner.score_added(
+        [opened(runner, 7)], [2], [TREE], [AddedRows(last, [[1]], [[-1]], lambda x: x @ turn)]
+    )
+    before = runner.score([opened(runner, 7)], [2], [TREE], taps=(last - 1,)).taps[last - 1]
+    assert close(found.logits, runner.head(before[2:3] @ turn))
+    assert not close(found.logits, runner.head(before[2:3]))
+
+
 def test_what_cannot_be_added_is_refused() -> None:
-    mamba, cache = hybrid("mamba2"), opened(hybrid("mamba2"), 7)
+    mamba = hybrid("mamba2")
+    cache, late = opened(mamba, 7), replace(rows(embeddings(mamba)), layer=1)
     with pytest.raises(CapabilityError, match="takes rows before its first layer alone"):
-        mamba.score_added([cache], [2], [TREE], [replace(rows(embeddings(mamba)), layer=1)])
+        mamba.score_added([cache], [2], [TREE], [late])

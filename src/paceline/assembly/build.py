@@ -98,12 +98,12 @@ def build_parts(
         drafters = learning(drafters, methods, make, learn=config.learn, runner=runner, models=models)
     chains_only = sampled.chains_only or not runner.capabilities.trees
     drafter_set = DrafterSet(drafters, runner.info.vocab_size, chains_only=chains_only)
+    beside = None if drafter_set.adding is None else drafters[drafter_set.adding].rows_beside
+    controller = build_controller(config, options, runner, drafters, drafter_set.names, beside=beside)
     parts = EngineParts(
         runner=runner,
         drafter_set=drafter_set,
-        controller=limited(
-            build_controller(config, options, runner, drafters, drafter_set.names), runner, drafters, memory
-        ),
+        controller=limited(controller, runner, drafters, memory),
         greedy=sampled.at_zero() or GreedyVerifier(),
         sampled=sampled,
     )

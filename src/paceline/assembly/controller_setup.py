@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -187,19 +187,23 @@ def build_controller(
     runner: Runner,
     drafters: Sequence[Drafter],
     names: Sequence[str],
+    *,
+    beside: Callable[[int], int] | None = None,
 ) -> Controller:
     """The policy by name; "fixed" where the user fixed the number of tokens, else "auto".
 
     Args:
         options: its own, from `split_options`.
         names: of the drafters, in their order, as the outputs have them.
+        beside: as of `Costs`.
     Raises:
         ConfigError: no controller by that name, an option with a value outside its range, no number of tokens where it
             needs one, a head that it does not read, or none that it reads.
     """
     name = _name(config, drafting=bool(names))
     factory = check_controller(name)
-    arguments = _limits(name, config, options, names) | _measures(name, config, runner, names) | dict(options)
+    arguments = _limits(name, config, options, names) | _measures(name, config, runner, names, beside)
+    arguments |= options
     try:
         controller: Controller = factory(**arguments)
     except PacelineError:
@@ -262,13 +266,19 @@ def _limits(name: str, config: SpeculativeConfig, options: Mapping[str, Any], na
     return filled
 
 
-def _measures(name: str, config: SpeculativeConfig, runner: Runner, names: Sequence[str]) -> dict[str, Any]:
+def _measures(
+    name: str,
+    config: SpeculativeConfig,
+    runner: Runner,
+    names: Sequence[str],
+    beside: Callable[[int], int] | None,
+) -> dict[str, Any]:
     """The drafters' names, measured times and kept acceptance, as far as the controller takes them."""
     known, filled = _parameters(name, registry.load("controllers", name)), dict[str, Any]()
     if "drafters" in known:
         filled["drafters"] = names
     if "cost_model" in known:
-        filled["cost_model"] = Costs(CostStore(CostKey.of(runner.info)), probe=Probe(runner))
+        filled["cost_model"] = Costs(CostStore(CostKey.of(runner.info)), probe=Probe(runner), beside=beside)
     if "memory" in known:
         drafts = f"{[*names]} {config.method!r} {config.model!r} {config.options!r}"
         key = MemoryKey(CostKey.of(runner.info), runner.info.name, drafts)

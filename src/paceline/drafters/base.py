@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from paceline.errors import DrafterError
-from paceline.models import NO_INPUTS, Inputs
+from paceline.models import NO_INPUTS, AddedRows, Inputs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -291,6 +291,8 @@ class Drafter(ABC):
         runs_target: it finds the target's cache in its contexts; `resume` is called.
         reads_target: it finds the target's cache in its contexts and only reads what is committed there.
         works_ahead: `ahead` is called.
+        adds_rows: it has rows of its own in scoring passes: `added_rows` is called before each pass of a step in which
+            it had a budget, and `read_rows` behind it.
         reads_prediction: it drafts from what a request says that it expects (`Context.prediction`).
         foretells: it passes `ACCEPTANCE` to `Budget.go_on`.
         rewinds: `rewind` may be called, so that other drafters can be built on it.
@@ -315,6 +317,7 @@ class Drafter(ABC):
     runs_target: bool = False
     reads_target: bool = False
     works_ahead: bool = False
+    adds_rows: bool = False
     reads_prediction: bool = False
     foretells: bool = False
     rewinds: bool = False
@@ -376,6 +379,23 @@ class Drafter(ABC):
         again, sequence by sequence.
         """
         return None
+
+    def rows_beside(self, inputs: int) -> int:
+        """Most rows that it adds to a pass beside so many inputs of a sequence, its root and nodes."""
+        return 0
+
+    def added_rows(
+        self, states: Sequence[Any], trees: Sequence[TokenTree], rooms: Sequence[int]
+    ) -> Sequence[AddedRows]:
+        """Rows beside the trees that are about to be scored, by ascending layer.
+
+        Args:
+            trees: merged ones, of each sequence. rooms: most rows of each.
+        """
+        return ()
+
+    def read_rows(self, states: Sequence[Any], logits: Sequence[torch.Tensor]) -> None:  # noqa: B027
+        """(m, v) raw logits of each sequence's added rows, in their order; before `observe` says what was accepted."""
 
     def resume(
         self, states: Sequence[Any], caches: Sequence[SequenceCache], roots: Sequence[int], trees: Sequence[TokenTree]

@@ -7,7 +7,7 @@ without it, with a warning; other requests keep it. Each drafter reads its own c
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,6 +56,10 @@ class DrafterSet:
         vocab_size: of the target.
         chains_only: the target's runner scores no branches, or the rule of acceptance takes none; then the first
             drafter that proposes anything is the only one used.
+
+    Attributes:
+        adding: index of the drafter that adds rows to scoring passes; None where none does.
+        granted: ids of the sequences for which it had a budget in this step.
     """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int, *, chains_only: bool = False) -> None:
@@ -76,6 +80,11 @@ class DrafterSet:
         resuming = [i for i, drafter in enumerate(drafters) if drafter.runs_target]
         # two that draft in the same scratch slots leave nothing to go on from
         self._resuming = resuming if len(resuming) == 1 else []
+        adding = [i for i, drafter in enumerate(drafters) if drafter.adds_rows]
+        rule = "name one method at most that adds rows to the model's passes"
+        need(len(adding) <= 1, "method", rule, [self.names[i] for i in adding])
+        self.adding = adding[0] if adding else None
+        self.granted: Collection[int] = ()
         self._reading = {i for i, drafter in enumerate(drafters) if type(drafter).catch_up is not Drafter.catch_up}
         self._no_seconds = (0.0,) * len(drafters)
         self._reading_seconds = list(self._no_seconds)
@@ -178,6 +187,7 @@ class DrafterSet:
     def propose(self, batch: Sequence[DecodingSequence], plan: Plan) -> Proposals:
         """Let every drafter propose what the plan grants it."""
         trees: list[TokenTree] = [EMPTY_TREE] * len(batch)
+        self.granted = ()
         if not plan.drafts:
             return Proposals(trees, self._no_seconds, self._no_seconds)
         for sequence in batch:
@@ -206,6 +216,8 @@ class DrafterSet:
                     budget, depth = _within(budget, room), min(depth, room)
                 active.append(i)
                 budgets.append(budget if depth == budget.depth else replace(budget, depth=depth))
+        if index == self.adding:
+            self.granted = {id(batch[i]) for i in active}
         if not active:
             return 0.0
         proposed = self.propose_one(index, [batch[i] for i in active], budgets, [trees[i] for i in active])

@@ -168,7 +168,7 @@ class Engine:
         clock.verified()
         chunks = self._commit(batch, trees, verdicts, scores.raw)
         clock.committed()
-        times = clock.times(scores.raw.rows[-1])
+        times = clock.times(scores.raw.rows[-1] + scores.added_rows)
         planner.observe(batch, proposals.trees, trees, verdicts, times=times, seconds=clock.seconds)
         split = self._end_step(batch)
         if self.watchers:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
+from paceline.engine.added_rows import DrafterRows, drafter_rows
 from paceline.engine.companions import NOTHING_ADDED, Companions, SteeringRows
 from paceline.engine.parts import EngineParts
 from paceline.engine.reflecting import Fit, own_and_mixed, shown_twice
 from paceline.engine.sequence import DecodingSequence
 from paceline.engine.step_clock import StepClock
+from paceline.models import ScoresAddedRows
 from paceline.tree import Scores, TokenTree
 
 
@@ -25,11 +28,13 @@ class StepScores:
         steered: the same as steering or reflection shapes them, which verdicts are made of; the same object where
             neither does.
         longer: by position in the batch, the trees that grew by a trial while they were scored.
+        added_rows: of drafters, which the pass had beside those of `raw`.
     """
 
     raw: Scores
     steered: Scores
     longer: Mapping[int, TokenTree]
+    added_rows: int = 0
 
 
 class Scoring:
@@ -57,24 +62,38 @@ class Scoring:
             added, shown = self._companions.added(batch, trees), trees
             if self._reflection is not None:
                 shown = shown_twice(self._reflection, batch, trees, self._fit, self._runner.info.max_context)
-            scores, second = added.split(self._pass(batch, roots, shown, added))
+            most = self._runner.info.max_context
+            rows = drafter_rows(self._drafter_set, batch, trees, shown, fit=self._fit, context=most)
+            found, of_rows = self._pass(batch, roots, shown, added, rows)
+            scores, second = added.split(found)
             clock.scored()
         clock.joined(ahead.waits_for)
+        if rows is not None and of_rows is not None:
+            rows.read(self._drafter_set, batch, of_rows)
         mixed = scores
         if self._reflection is not None and shown is not trees:
             scores, mixed = own_and_mixed(self._reflection, scores, trees, shown)
-        return StepScores(scores, self._companions.shape(batch, trees, mixed, second), ahead.longer)
+        more = 0 if of_rows is None else of_rows.rows[-1]
+        return StepScores(scores, self._companions.shape(batch, trees, mixed, second), ahead.longer, more)
 
     def _pass(
-        self, batch: Sequence[DecodingSequence], roots: Sequence[int], trees: Sequence[TokenTree], added: SteeringRows
-    ) -> Scores:
-        """One pass; where a drafter has computed a part of it, the rest."""
+        self,
+        batch: Sequence[DecodingSequence],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        added: SteeringRows,
+        rows: DrafterRows | None,
+    ) -> tuple[Scores, Scores | None]:
+        """One pass, with a drafter's rows beside the trees; where a drafter has computed a part of it, the rest."""
         caches, taps = [sequence.cache for sequence in batch], self._drafter_set.score_taps
         if self._taps:
             taps = sorted({*taps, *self._taps})
         if added is not NOTHING_ADDED:
             caches, taps = [*caches, *added.caches], sorted({*taps, *added.taps})
-            return self._runner.score(caches, [*roots, *added.roots], [*trees, *added.trees], taps=taps)
-        whole = bool(taps) or self._reflection is not None
+            roots, trees = [*roots, *added.roots], [*trees, *added.trees]
+        if rows is not None:
+            runner = cast(ScoresAddedRows, self._runner)
+            return runner.score_added(caches, roots, trees, rows.among(len(caches)), taps=taps)
+        whole = bool(taps) or self._reflection is not None or added is not NOTHING_ADDED
         resumed = None if whole else self._drafter_set.resume(batch, caches, roots, trees)
-        return self._runner.score(caches, roots, trees, taps=taps) if resumed is None else resumed
+        return self._runner.score(caches, roots, trees, taps=taps) if resumed is None else resumed, None

@@ -1,5 +1,7 @@
 from .merging import merge as merge
 from .merging import prune as prune
+from .prompt_tokens import last_accepted as last_accepted
+from .prompt_tokens import prompt_counts as prompt_counts
 from .selection import select_nodes as select_nodes
 from .static_shapes import PRIOR as PRIOR
 from .static_shapes import RankAcceptance as RankAcceptance

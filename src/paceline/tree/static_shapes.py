@@ -8,7 +8,7 @@ every size.
 
 Source: the greedy choice of candidate trees in Medusa (arXiv:2401.10774), and Hardware-Aware Parallel Prompt Decoding
 (arXiv:2405.18628), which chooses the size by expected tokens over the measured time of a pass. Its prompt tokens are
-not used here.
+counted in `tree.prompt_tokens`.
 
 Axes in this file: n = nodes, d = depths from 1 on, r = ranks from 0 on.
 """

@@ -201,10 +201,13 @@ class Costs:
         store: the file of this machine and model shape; None keeps nothing.
         probe: `probe(counts, context)` gives for each number of rows the seconds of one scoring pass of a single
             sequence, warmed up; None learns from real steps alone.
+        beside: rows that a drafter adds to a pass beside so many roots and nodes of a sequence; None where none does.
     """
 
-    def __init__(self, store: CostStore | None = None, *, probe: Probe | None = None) -> None:
-        self.store, self.probe = store, probe
+    def __init__(
+        self, store: CostStore | None = None, *, probe: Probe | None = None, beside: Callable[[int], int] | None = None
+    ) -> None:
+        self.store, self.probe, self._beside = store, probe, beside
         self.curves: dict[Bucket, Curve] = {}
         self.lines: dict[tuple[str, int], DraftLine] = {}
         self.others: dict[tuple[int, bool], float] = {}
@@ -217,12 +220,22 @@ class Costs:
     def table(self, batch: int, context: int, rows: int, *, hopeful: bool = False) -> list[float]:
         """Seconds of a whole step apart from drafting, for 0 to `rows` rows.
 
-        Up to `batch` of them are a step without drafts; `hopeful`: see `Curve.table`.
+        Up to `batch` of them are a step without drafts; more are roots and nodes, beside which there may be rows of a
+        drafter's own. `hopeful`: see `Curve.table`.
         """
-        table, bucket = self._curve(batch, context).table(rows, hopeful=hopeful), batch_bucket(batch)
+        table = self._curve(batch, context).table(self._with_beside(batch, rows), hopeful=hopeful)
+        if self._beside is not None:
+            table = [table[self._with_beside(batch, row)] for row in range(rows + 1)]
+        bucket = batch_bucket(batch)
         plain = self.others.get((bucket, False), 0.0)
         drafted = max(self.others.get((bucket, True), plain), plain)
         return [seconds + (plain if row <= batch else drafted) for row, seconds in enumerate(table)]
+
+    def _with_beside(self, batch: int, rows: int) -> int:
+        """All rows of a pass of which so many are roots and nodes."""
+        if self._beside is None or rows <= batch:
+            return rows
+        return rows + batch * self._beside(-(-rows // batch))
 
     def line(self, drafter: str, batch: int = 1) -> DraftLine:
         """A drafter's seconds by levels, or those of the nearest batch size; a count of 0 where it was never timed."""
@@ -293,7 +306,12 @@ class Costs:
         self.save()
 
     def measure_up_to(self, batch: int, context: int, rows: int) -> None:
-        """Time powers of two up to the first one past so many rows, unless that was measured."""
+        """Time powers of two up to the first one past so many rows, unless that was measured.
+
+        Args:
+            rows: as of `table`.
+        """
+        rows = self._with_beside(batch, rows)
         if self._curve(batch, context).measured < min(rows, GRID[-1]):
             for point in LADDER:
                 if point & (point - 1) == 0 and point < 2 * rows:

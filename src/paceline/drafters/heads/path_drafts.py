@@ -5,14 +5,28 @@ every policy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from paceline.drafters.common.draft_chain import ChainDraft
 from paceline.drafters.growth.base import Growth, grow
 from paceline.drafters.heads.head_drafter import DraftVocabulary
-from paceline.models.heads import PathHeads
+from paceline.models.heads import HeadStep
 from paceline.tree import TokenTree
+
+
+class LevelHeads(Protocol):
+    """Scores one level of paths after the other; see `PathHeads`."""
+
+    tokens: torch.Tensor | None
+
+    @property
+    def reads_tokens(self) -> bool: ...
+
+    def begin(self, states: torch.Tensor) -> torch.Tensor: ...
+
+    def step(self, memory: torch.Tensor, tokens: Sequence[int], depth: int) -> HeadStep: ...
 
 
 class PathDrafts:
@@ -22,7 +36,7 @@ class PathDrafts:
         vocab_size: of the target. source: as of `TokenTree.sources`.
     """
 
-    def __init__(self, head: PathHeads, vocab_size: int, source: int) -> None:
+    def __init__(self, head: LevelHeads, vocab_size: int, source: int) -> None:
         self.head, self._source = head, source
         self._vocabulary = DraftVocabulary(head.tokens, vocab_size)
 
@@ -53,7 +67,7 @@ Path = tuple[int, ...]
 class _Reading:
     """What heads make of paths: each is read once, or where heads read no tokens, once for its length."""
 
-    def __init__(self, head: PathHeads, vocabulary: DraftVocabulary) -> None:
+    def __init__(self, head: LevelHeads, vocabulary: DraftVocabulary) -> None:
         self._head, self._vocabulary = head, vocabulary
         self._memory: dict[tuple[int, Path], torch.Tensor] = {}
         self._rows: dict[tuple[int, Path], torch.Tensor] = {}

@@ -22,11 +22,16 @@ HeadMethod = Literal[
     "mlp_speculator",
     "dflash",
     "dspark",
+    "ppd",
+    "hidden_transfer",
 ]
 HEAD_METHODS: Final[tuple[str, ...]] = get_args(HeadMethod)
 
 BLOCKS: Final = ("dflash", "dspark")
 """Methods with decoder layers that make all drafts in one pass over a block."""
+
+ROWS: Final = ("ppd", "hidden_transfer")
+"""Methods whose guesses are rows of the target's own passes, with its own head."""
 
 WITH_LAYER: Final = ("hydra++", "clover", "eagle", "eagle3", "p_eagle", "longspec", "mtp", *BLOCKS)
 SINGLE: Final = ("eagle", "eagle3", "p_eagle", "longspec", "mtp")
@@ -77,6 +82,7 @@ class HeadConfig:
             and mtp, any number for p_eagle, dflash and dspark.
         taps: layers of the target whose states it reads, as a runner numbers them: k is the output of layer k counted
             from 0, -1 the embedding, the number of layers the state after the final norm. None given: the last layer's.
+            Of hidden_transfer one for each head, never falling, behind which its pseudo state enters.
         normed: where no taps are given, the state after the final norm is read, not the one before it.
         norm_before_residual: of eagle3 and p_eagle: attention is added to the normed state, not to the state itself.
         sliding_window: of longspec: how many tokens before its own a row's self-attention sees.
@@ -91,6 +97,7 @@ class HeadConfig:
             the correction's embedding of the token before, too.
         inner_size, tie_weights, scale_input: of mlp_speculator: width of its states; all heads share their weights; the
             target's state is normed first.
+        virtual_tokens: of ppd: embeddings of each prompt token, whose guesses are averaged; num_heads prompt tokens.
         target: `name`, `fingerprint` (`ModelInfo.fingerprint`) and `tokenizer` (its fingerprint) of the model that it
             was trained for, where known.
         provenance: how it was trained; for people.
@@ -120,6 +127,7 @@ class HeadConfig:
     inner_size: int | None = None
     tie_weights: bool = False
     scale_input: bool = False
+    virtual_tokens: int = 1
     target: Mapping[str, str] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -140,6 +148,9 @@ class HeadConfig:
         self._check_block()
         if self.method == "mlp_speculator":
             integer("inner_size", self.inner_size, 1)
+        integer("virtual_tokens", self.virtual_tokens, 1, MOST if self.method == "ppd" else 1)
+        if self.method in ROWS:
+            integer("draft_vocab_size", self.draft_vocab_size, self.vocab_size)
         for name in ("target", "provenance"):
             need(isinstance(getattr(self, name), Mapping), name, "be an object", getattr(self, name))
 
@@ -147,6 +158,11 @@ class HeadConfig:
         need(isinstance(self.taps, tuple), "taps", "be a list of layers", self.taps)
         for tap in self.taps:
             integer("taps", tap, -1)
+        if self.method == "hidden_transfer":
+            rule = "name a layer for each head, in their order"
+            fine = len(self.taps) == self.num_heads and list(self.taps) == sorted(self.taps)
+            need(fine, "taps", rule, self.taps)
+            return
         several = self.method in (*TAPPED, *BLOCKS)
         needed = len(self.taps) >= 1 if several else len(self.taps) <= 1
         rule = "name the layers whose states are read" if several else "name at most one layer"

@@ -208,7 +208,7 @@ def _check_target(config: HeadConfig, folder: Path, target: ModelInfo, tokenizer
     ]
     if config.vocab_size == target.stored_rows:  # made for the rows that are no tokens as well
         pairs.pop()
-    deepest = max(config.taps, default=-1)
+    deepest = max(config.taps, default=-1) + (config.method == "hidden_transfer")
     if deepest > target.num_layers:
         pairs.append(("num_layers", deepest, target.num_layers))
     check_trained_for(config.target, folder, target, tokenizer, sizes=pairs)

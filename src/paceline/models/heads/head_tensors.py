@@ -20,6 +20,8 @@
     dflash          fc (hidden, taps * hidden); hidden_norm, behind it; layers.N.*, with norms of queries and keys; norm
     dspark          and markov_head.markov_w1 (vocabulary, rank), .markov_w2 (draft vocabulary, rank), .gate_proj (rank,
                     hidden + rank) or .joint_proj (3 rank, hidden + 2 rank); confidence_head.proj (1, hidden [+ rank])
+    ppd             prompts (heads, virtual tokens, hidden), embeddings of prompt tokens; nothing else, and all tokens
+    hidden_transfer transfers.K (hidden, hidden), of the states behind its layer; nothing else, and all tokens
     mlp_speculator  heads.K.embed, .proj, .norm, .head; head 0 alone where they are tied, and head 1's proj
 
 Matrices are (out, in). Decoder layers have the names of a Llama of Hugging Face, and may have a Qwen3's norms of
@@ -35,7 +37,7 @@ from math import prod
 from typing import Final
 
 from paceline.errors import CheckpointError
-from paceline.models.heads.head_config import BLOCKS, TAPPED, HeadConfig
+from paceline.models.heads.head_config import BLOCKS, ROWS, TAPPED, HeadConfig
 
 MASK_HIDDEN: Final = "mask_hidden"
 """The one vector that some write with other axes of length 1."""
@@ -53,6 +55,9 @@ class HeadTensor:
 def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
     """All tensors that a head may have."""
     d, v = config.hidden_size, config.draft_vocab_size
+    if config.method in ROWS:
+        yield from _rows_of_passes(config)
+        return
     yield HeadTensor("draft_to_target", (v,), optional=v == config.vocab_size)
     if config.method == "mlp_speculator":
         yield from _mlp_speculator(config)
@@ -78,6 +83,15 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
     else:
         yield from _residual_heads(config)
         yield from _before_heads(config)
+
+
+def _rows_of_passes(config: HeadConfig) -> Iterator[HeadTensor]:
+    d = config.hidden_size
+    if config.method == "ppd":
+        yield HeadTensor("prompts", (config.num_heads, config.virtual_tokens, d))
+        return
+    for head in range(config.num_heads):
+        yield from _linear(f"transfers.{head}", d, d)
 
 
 def _tapped(config: HeadConfig) -> Iterator[HeadTensor]:
