@@ -191,7 +191,7 @@ def test_prompts_in_all_spellings(llm: LLM) -> None:
         ({"encoder_prompt": []}, "reads a source before it writes"),
         ({"encoder_prompt": [10**6]}, "must lie in 0.."),
         ({"encoder_prompt": 5}, "encoder_prompt must be"),
-        ({"encoder_prompt": "x", "wrong": 1}, "'wrong'"),
+        ({"encoder_prompt": "x", "wrong": 1}, "'wrong'; known are cache_salt, decoder_prompt, encoder_prompt"),
         ({"inputs": Inputs(features={"sound": np.zeros(4, np.float32)})}, "takes tokens and encoder_tokens"),
     ],
 )

@@ -142,9 +142,11 @@ def test_languages_prompts_and_translations(client: Any, whisper: LLM, expected:
         ({"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, "timestamp_granularities"),
         ({"timestamp_granularities[]": "word"}, "timestamp_granularities"),
         ({"chunking_strategy": "auto"}, "chunking_strategy"),
+        ({"prompt": ["Mr", "Holmes"]}, "prompt"),
+        ({"model": ["whisper-1", "whisper-1"]}, "model"),
     ],
 )
-def test_wrong_fields_are_named(fields: dict[str, str], param: str, hearing: Live) -> None:
+def test_wrong_fields_are_named(fields: dict[str, Any], param: str, hearing: Live) -> None:
     answer = send(hearing, **fields)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]

@@ -27,6 +27,16 @@ def added(agreement: LocalAgreement, *hypotheses: str) -> list[str]:
     return [texts(agreement.add(spoken(one))) for one in hypotheses]
 
 
+def test_times_do_not_go_back_where_a_later_transcript_has_moved_them() -> None:
+    agreement = LocalAgreement()
+    added(agreement, "a b", "a b")
+    for _ in range(2):
+        agreement.add([Word(" c", 0.95, 0.98), *spoken("d", begin=1.2)])
+    ends = [(word.start, word.end) for word in agreement.stable]
+    assert texts(agreement.stable) == "a b c d"
+    assert ends == [(0.0, 0.5), (0.5, 1.0), (1.0, 1.0), (1.2, 1.7)]
+
+
 def test_two_transcripts_must_agree() -> None:
     agreement = LocalAgreement()
     assert added(agreement, "a b c", "a b d e", "a b d e f") == ["", "a b", "d e"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.models import NO_INPUTS, Inputs
 from paceline.sampling import KeyedDraws, draw_seed
 from paceline.verify import Agreement, Difference, differences, first_difference
 from paceline.verify.tokens import Sampling
@@ -24,7 +25,7 @@ class Written:
 
     info = SimpleNamespace(dtype=torch.float32)
 
-    def open(self) -> list[int]:
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> list[int]:
         return []
 
     def release(self, cache: list[int]) -> None:

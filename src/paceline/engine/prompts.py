@@ -86,6 +86,7 @@ class SourceReader:
         source, text = given.pop("encoder_prompt", None), given.pop("decoder_prompt", given.pop("prompt", None))
         if isinstance(text, Mapping):
             given, text = {**text, **given}, text.get("prompt")
+        _check_keys(given, (*OF_SOURCE, *KEYS))
         inputs = given.get(INPUTS)
         if source is not None:
             inputs = self._inputs(source)
@@ -131,17 +132,22 @@ def read_prompt(prompt: Prompt, encode: Callable[..., list[int]], source: Source
         if isinstance(prompt, str):
             return ReadPrompt(prompt, encode(prompt), [])
         return ReadPrompt(None, ids(prompt), [])
-    inputs = value if isinstance(value := prompt.get(INPUTS), Inputs) else None
-    try:
-        unasked = {key for key in prompt if key in OF_OTHER_INPUT and prompt[key] is None}
-        known = KEYS if inputs is None else (*KEYS, INPUTS)
-        reject_unknown("a prompt dict", [key for key in prompt if key not in unasked], known, meant=MEANT)
-    except ConfigError as error:
-        raise PromptError(str(error)) from None
+    _check_keys(prompt, KEYS)
     text, tokens = _main(prompt, encode)
     drafts = DraftChoice.parse(prompt["speculative_config"]) if "speculative_config" in prompt else ALL_DRAFTS
     prediction, tenant = read_prediction(prompt.get("prediction"), encode), read_tenant(prompt.get("cache_salt"))
-    return ReadPrompt(text, tokens, prediction, tenant, drafts, inputs or NO_INPUTS)
+    return ReadPrompt(text, tokens, prediction, tenant, drafts, prompt.get(INPUTS, NO_INPUTS))
+
+
+def _check_keys(prompt: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Reject keys that are not known; those of other inputs may be None, and callers may give `Inputs`."""
+    unasked = {key for key in prompt if key in OF_OTHER_INPUT and prompt[key] is None}
+    if isinstance(prompt.get(INPUTS), Inputs):
+        unasked.add(INPUTS)
+    try:
+        reject_unknown("a prompt dict", [key for key in prompt if key not in unasked], known, meant=MEANT)
+    except ConfigError as error:
+        raise PromptError(str(error)) from None
 
 
 def _main(prompt: Mapping[str, Any], encode: Callable[..., list[int]]) -> tuple[str | None, list[int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
@@ -88,6 +89,10 @@ class TranscriptionRequest:
         texts = {name.removesuffix("[]"): value for name, value in form.multi_items() if isinstance(value, str)}
         for name in {name for name in form if name.removesuffix("[]") not in NAMES}:
             _reject(name)
+        given = Counter(name.removesuffix("[]") for name, _ in form.multi_items())
+        for name, count in given.items():
+            if count > 1 and name in NAMES and name != LIST:
+                raise ApiError(f"{name} must be given once, got {count} values", param=name)
         wanted = _one_of("response_format", texts.get("response_format", "json"), FORMATS)
         granularities = tuple(
             _one_of(LIST, str(value), GRANULARITIES)
@@ -351,7 +356,8 @@ def _no_room(error: OSError) -> ApiError:
 def _no_form(why: str) -> ApiError:
     """Return what is wrong with a form in words that say what to do."""
     if why.startswith("Too many files"):
-        return ApiError("file must be one audio file, got more; send a request for each", param="file")
+        why = "file must be one audio file, and no other field a file; send a request for each audio"
+        return ApiError(why, param="file")
     if why.startswith("Part exceeded"):
         why = (
             f"a part without a filename may be at most {FORM_BYTES} bytes long; shorten prompt, or send file as a file"

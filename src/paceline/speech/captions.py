@@ -69,7 +69,8 @@ class LocalAgreement:
             words: with times of the whole audio.
             seen_from: seconds at which the audio that was transcribed begins; stable words before are not repeated.
         """
-        new = self._without_repeated([word for word in words if word.start > self.until - EARLIER], seen_from)
+        new = [_behind(word, self.until) for word in words if word.start > self.until - EARLIER]
+        new = self._without_repeated(new, seen_from)
         count = _agreed([*self._earlier, new]) if len(self._earlier) == self._needed else 0
         found, self._rest = new[:count], new[count:]
         for earlier in self._earlier:
@@ -93,6 +94,11 @@ class LocalAgreement:
         self._earlier.clear()
         self.stable += found
         return found
+
+
+def _behind(word: Word, until: float) -> Word:
+    """The word, begun no earlier than the one before has ended, whatever another transcript said of its time."""
+    return replace(word, start=max(word.start, until), end=max(word.end, until))
 
 
 def _agreed(hypotheses: Sequence[Sequence[Word]]) -> int:

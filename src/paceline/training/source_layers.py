@@ -159,6 +159,7 @@ def check_trainable(spec: ModelSpec, name: str) -> None:
         "attention sinks": spec.attention_sinks, "soft caps": spec.attention_softcap or spec.logit_softcap,
         "attention beside the MLP": spec.parallel, "norms stored as w - 1": spec.norm_offset,
         "sliding windows": any(layer.window for layer in spec.layers),
+        "recurrent states": spec.states,
         f"activation {spec.activation}": spec.activation not in ACTIVATIONS,
     }  # fmt: skip
     for form, there in forms.items():

@@ -34,7 +34,7 @@ from paceline.profiles import Conditions, Profile
 from paceline.tune.candidates import Arm, Candidates, find_candidates, thread_counts, with_request_drafters
 from paceline.tune.search import LEAST_ARMS, MIN_PAIRS, Gain, Interval, Race, RejectedError, confirm, interval, race
 from paceline.utils import in_turn, timed
-from paceline.verify import first_difference
+from paceline.verify import first_difference, inputs_of
 
 LEAST_TOKENS: Final = 16
 """Runs are not made shorter than this: what a step takes shows in the steps after the first ones."""
@@ -164,7 +164,7 @@ class TuningTrial:
     def _compare(self, plain: Sequence[RequestOutput], fast: Sequence[RequestOutput]) -> None:
         for slow, quick in zip(plain, fast, strict=True):
             tokens = slow.outputs[0].token_ids, quick.outputs[0].token_ids
-            difference = first_difference(self.llm.runner, slow.prompt_token_ids, *tokens)
+            difference = first_difference(self.llm.runner, slow.prompt_token_ids, *tokens, inputs=inputs_of(slow))
             if difference is None:
                 self.identical += 1
             elif difference.near_tie:

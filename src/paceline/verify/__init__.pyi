@@ -16,3 +16,4 @@ from .tokens import baseline_pairs as baseline_pairs
 from .tokens import compare_pairs as compare_pairs
 from .tokens import differences as differences
 from .tokens import first_difference as first_difference
+from .tokens import inputs_of as inputs_of

@@ -12,6 +12,7 @@ from paceline.assembly import split_options
 from paceline.config import SamplingParams, SpeculativeConfig
 from paceline.engine import RequestOutput
 from paceline.llm import LLM
+from paceline.models import NO_INPUTS, Inputs
 from paceline.profiles import DEFAULT
 from paceline.verify.sampling_test import SamplingTest, integral_values, uniform_test
 from paceline.verify.tokens import (
@@ -24,6 +25,7 @@ from paceline.verify.tokens import (
     Sampling,
     differences,
     gaps,
+    inputs_of,
 )
 
 if TYPE_CHECKING:
@@ -236,15 +238,15 @@ def _greedy(
     steps = accepted = 0
     for index, prompt in enumerate(prompts):
         slow, fast = _one(plain, prompt, params), _one(llm, prompt, params)
-        tokens, reference = slow.prompt_token_ids, slow.outputs[0].token_ids
+        tokens, reference, inputs = slow.prompt_token_ids, slow.outputs[0].token_ids, inputs_of(slow)
         both = [(report.greedy, fast)]
         if busy is not None and report.drafted is not None:
             both.append((report.drafted, _one(busy, prompt, params)))
         for agreement, found in both:
-            output, go_on = found.outputs[0].token_ids, plain_from(plain, tokens, params)
-            agreement.add(output, differences(llm.runner, tokens, reference, output, go_on))
+            output, go_on = found.outputs[0].token_ids, plain_from(plain, tokens, params, inputs)
+            agreement.add(output, differences(llm.runner, tokens, reference, output, go_on, inputs=inputs))
             report.drafted_tokens += found.metrics.num_draft_tokens
-        ties = gaps(llm.runner, tokens, reference)
+        ties = gaps(llm.runner, tokens, reference, inputs)
         report.positions += len(ties)
         report.near_ties += sum(gap < epsilon for gap, epsilon in ties)
         steps, accepted = steps + fast.metrics.num_steps, accepted + fast.metrics.num_accepted_tokens
@@ -289,16 +291,17 @@ def _seeded(
     for ours, theirs, params in zip(fast, slow, each, strict=True):
         ours.raise_for_error()
         theirs.raise_for_error()
-        tokens, output = theirs.prompt_token_ids, ours.outputs[0].token_ids
+        tokens, output, inputs = theirs.prompt_token_ids, ours.outputs[0].token_ids, inputs_of(theirs)
         sampling = Sampling(params.temperature, params.seed or 0)
-        go_on = plain_from(plain, tokens, params)
+        go_on = plain_from(plain, tokens, params, inputs)
+        reference = theirs.outputs[0].token_ids
         agreement.add(
-            output, differences(llm.runner, tokens, theirs.outputs[0].token_ids, output, go_on, sampling=sampling)
+            output, differences(llm.runner, tokens, reference, output, go_on, sampling=sampling, inputs=inputs)
         )
     return fast, slow
 
 
-def plain_from(plain: LLM, prompt: Sequence[int], params: SamplingParams) -> Continue:
+def plain_from(plain: LLM, prompt: Sequence[int], params: SamplingParams, inputs: Inputs = NO_INPUTS) -> Continue:
     """How plain decoding of a request goes on from the first tokens of its output.
 
     The noise of a seed is keyed by the position in the text, so those tokens may be in the prompt. That is not so for
@@ -310,7 +313,7 @@ def plain_from(plain: LLM, prompt: Sequence[int], params: SamplingParams) -> Con
         room = min(limit, params.max_tokens or limit) - len(kept)
         if room <= 0 or kept[-1] in plain.defaults.eos_ids:
             return []
-        found = _one(plain, {"prompt_token_ids": [*prompt, *kept]}, replace(params, max_tokens=room))
+        found = _one(plain, {"prompt_token_ids": [*prompt, *kept], "inputs": inputs}, replace(params, max_tokens=room))
         return list(found.outputs[0].token_ids)
 
     return go_on
@@ -334,9 +337,9 @@ class _Values:
     def add(self, found: Sequence[RequestOutput]) -> None:
         for one in found:
             for output in one.outputs:
-                tokens, runner = output.token_ids, self.llm.runner
+                texts = one.prompt_token_ids, output.token_ids
                 self.parts.append(
-                    integral_values(runner, one.prompt_token_ids, tokens, self.params.temperature, self.noise)
+                    integral_values(self.llm.runner, *texts, self.params.temperature, self.noise, inputs=inputs_of(one))
                 )
 
     def sample(self, prompts: Sequence[Any], progress: Callable[[int, int], None]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from paceline.models import Runner
+from paceline.models import NO_INPUTS, Inputs, Runner
 from paceline.verify.tokens import rescore
 
 if TYPE_CHECKING:
@@ -49,12 +49,22 @@ class SamplingTest:
 
 
 def integral_values(
-    runner: Runner, prompt: Sequence[int], output: Sequence[int], temperature: float, noise: torch.Generator
+    runner: Runner,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    temperature: float,
+    noise: torch.Generator,
+    *,
+    inputs: Inputs = NO_INPUTS,
 ) -> torch.Tensor:
-    """(t,) float64 values of a sampled output, uniform under exact sampling at this temperature without other rules."""
+    """(t,) float64 values of a sampled output, uniform under exact sampling at this temperature without other rules.
+
+    Args:
+        inputs: what the prompt has beside its tokens.
+    """
     import torch
 
-    logits = rescore(runner, [*prompt, *output][:-1])[len(prompt) - 1 :]
+    logits = rescore(runner, [*prompt, *output][:-1], inputs)[len(prompt) - 1 :]
     p = (logits.double() / temperature).softmax(-1)
     chosen = p.gather(1, torch.tensor(list(output), device=p.device)[:, None])
     before = torch.where(p > chosen, p, 0.0).sum(-1)

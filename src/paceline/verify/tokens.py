@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import GREEDY_EPSILON
-from paceline.models import Runner
+from paceline.engine import RequestOutput
+from paceline.models import NO_INPUTS, EncodesInputs, Inputs, Runner
 from paceline.sampling import KeyedDraws, draw_seed
 
 if TYPE_CHECKING:
@@ -127,12 +129,23 @@ def epsilon_of(dtype: torch.dtype, top_logit: float, units: float = TIE_UNITS) -
     return max(1e-3, units * torch.finfo(dtype).eps * abs(top_logit))
 
 
-def rescore(runner: Runner, tokens: Sequence[int]) -> torch.Tensor:
-    """(t, v) float32 logits after each of the given tokens, from one fresh prefill."""
+def inputs_of(output: RequestOutput) -> Inputs:
+    """What was read beside the prompt of an output: the source, where an encoder has read a text."""
+    return Inputs(encoder_tokens=output.encoder_prompt_token_ids or ())
+
+
+def rescore(runner: Runner, tokens: Sequence[int], inputs: Inputs = NO_INPUTS) -> torch.Tensor:
+    """(t, v) float32 logits after each of the given tokens, from one fresh prefill.
+
+    Args:
+        inputs: what the text has beside its tokens; the logits of an encoder-decoder model depend on its source.
+    """
     import torch
 
-    cache = runner.open()
+    cache = runner.open(inputs=inputs)
     try:
+        if inputs and isinstance(runner, EncodesInputs) and runner.rows_to_encode(cache):
+            runner.encode([cache])
         parts = [
             runner.extend([cache], [list(tokens[start : start + CHUNK])], all_logits=True).logits.float()
             for start in range(0, len(tokens), CHUNK)
@@ -142,9 +155,11 @@ def rescore(runner: Runner, tokens: Sequence[int]) -> torch.Tensor:
         runner.release(cache)
 
 
-def gaps(runner: Runner, prompt: Sequence[int], output: Sequence[int]) -> list[tuple[float, float]]:
+def gaps(
+    runner: Runner, prompt: Sequence[int], output: Sequence[int], inputs: Inputs = NO_INPUTS
+) -> list[tuple[float, float]]:
     """Per output token: the gap between the two best logits there, and the epsilon of a near tie."""
-    logits = rescore(runner, [*prompt, *output][:-1])[len(prompt) - 1 :]
+    logits = rescore(runner, [*prompt, *output][:-1], inputs)[len(prompt) - 1 :]
     best = logits.topk(2, dim=-1).values
     return [(first - second, epsilon_of(runner.info.dtype, first, TIE_UNITS)) for first, second in best.tolist()]
 
@@ -157,15 +172,18 @@ def first_difference(
     units: float = TIE_UNITS,
     *,
     sampling: Sampling | None = None,
+    inputs: Inputs = NO_INPUTS,
 ) -> Difference | None:
-    """The first difference of two outputs of one prompt, or None; without `sampling`, of outputs at temperature 0."""
+    """The first difference of two outputs of one prompt with these inputs, or None; without `sampling`, of outputs at
+    temperature 0.
+    """
     if list(plain) == list(fast):
         return None
     position = next(
         (i for i, (a, b) in enumerate(zip(plain, fast, strict=False)) if a != b), min(len(plain), len(fast))
     )
     here = [tokens[position] if position < len(tokens) else None for tokens in (plain, fast)]
-    row_v = rescore(runner, [*prompt, *plain[:position]])[-1]
+    row_v = rescore(runner, [*prompt, *plain[:position]], inputs)[-1]
     largest = max([float(row_v.max()), *(abs(float(row_v[token])) for token in here if token is not None)], key=abs)
     epsilon = epsilon_of(runner.info.dtype, largest, units)
     if sampling is not None:
@@ -183,6 +201,7 @@ def differences(
     go_on: Continue,
     *,
     sampling: Sampling | None = None,
+    inputs: Inputs = NO_INPUTS,
 ) -> list[Difference]:
     """All differences of an accelerated output.
 
@@ -191,12 +210,14 @@ def differences(
     Args:
         go_on: plain decoding of the same request from the first tokens of its output.
         sampling: seed and temperature of both outputs; None for temperature 0.
+        inputs: what their prompt has beside its tokens.
     Returns:
         Differences by position; the last one may be no near tie, and nothing is compared after it.
     """
     found: list[Difference] = []
     reference = list(plain)
-    while (difference := first_difference(runner, prompt, reference, fast, sampling=sampling)) is not None:
+    compared = partial(first_difference, runner, prompt, fast=fast, sampling=sampling, inputs=inputs)
+    while (difference := compared(plain=reference)) is not None:
         found.append(difference)
         if not difference.near_tie:
             break
