@@ -45,17 +45,36 @@ def numbers(model):
     writer.add_token_scores([0.0] * size)
     writer.add_token_types([6 if i < 256 else 1 for i in range(size)])  # byte, normal
 
+PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+def as_published(tensor, name, layer):
+    stem, _, kind = name.rpartition(".")
+    if not stem.endswith(".experts"):
+        yield tensor, name.replace(".mlp.gate.moe_statics.", ".mlp.moe_statics."), layer
+        return
+    size = tensor.shape[1] // len(PARTS[kind])
+    for expert in range(tensor.shape[0]):
+        for number, part in enumerate(PARTS[kind]):
+            yield tensor[expert, number * size : (number + 1) * size], f"{stem}.{expert}.{part}.weight", layer
+
 class_of = script.get_model_class
 
 def with_numbers(*words, **options):
     found = class_of(*words, **options)
     found.set_vocab, found.no_mtp = numbers, found.supports_mtp_export
+    if found.__name__ == "Ernie4_5MoeModel":
+        modify = found.modify_tensors
+        found.modify_tensors = lambda model, *tensor: (
+            done for part in as_published(*tensor) for done in modify(model, *part)
+        )
     return found
 
 script.get_model_class = with_numbers
 script.main()
 """
-"""The converter as it is, but for the vocabulary, and without heads that draft, which these checkpoints do not have."""
+"""The converter as it is, but for the vocabulary, without heads that draft, which these checkpoints do not have, and
+with the tensors of ERNIE's mixtures as in its published files: transformers writes all experts of a layer as one.
+"""
 
 
 class NotConvertedError(Exception):

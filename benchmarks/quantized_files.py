@@ -12,8 +12,9 @@ making files and `weights` does without PYTHON.
 weights  every weight against what the tools decompress, both in bfloat16: none may differ. The control is the same file
          with all scales times 1.1, of which nearly all weights but zeros must differ, or the script exits with 1
 logits   on windows of 256 tokens, of the default, of the control and with activations of two bytes, against
-         quantization="none" in float32: root mean square of the difference over the deviation of the logits, and the
-         share of positions with another most likely token
+         quantization="none" in float32: root mean square of the difference over the deviation of the logits, of all
+         positions together, which a single one can dominate, and of the median one; and the share of positions with
+         another most likely token
 speed    tokens per second of plain decoding, in turn with our own int4 or int8 of FOLDER
 memory   peak of a fresh process on top of one that has libraries and kernels, over that of our own form of FOLDER, at
          the first start and the next one
@@ -180,8 +181,10 @@ def ours(folder: Path, windows: Sequence[Sequence[int]], **how: Any) -> list[tor
 
 def compared(wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> dict[str, float]:
     whole, near = torch.cat(list(wanted)), torch.cat(list(found))[:, : wanted[0].shape[1]]
+    squares = (near - whole).square().mean(1)
     return {
-        "error": float((near - whole).square().mean().sqrt() / whole.std()),
+        "error": float(squares.mean().sqrt() / whole.std()),
+        "error_median": float(squares.median().sqrt() / whole.std()),
         "other_token": float((near.argmax(-1) != whole.argmax(-1)).float().mean()),
     }
 
