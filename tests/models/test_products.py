@@ -1,4 +1,4 @@
-"""Products of many rows with int8 weights, as encoders take them: their numbers, and that a row keeps its bits."""
+"""Products of many rows, as encoders take them: their numbers, and that a row keeps its bits."""
 
 from __future__ import annotations
 
@@ -9,21 +9,41 @@ from models.test_processor import HASWELL, printed
 from paceline.checkpoints.quantization import quantize_rows
 from paceline.models.cpu import features
 from paceline.models.cpu.pages import Pages
-from paceline.models.cpu.products import BLOCK, WholeProduct
+from paceline.models.cpu.processor import has_fast_bfloat
+from paceline.models.cpu.products import BLOCK, MatrixProduct
 
-SIZES = pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (100, 36), (200, 512)])
+SIZES = pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (100, 36), (200, 600)])
 ERROR = 0.02
 """Of all sums, by their size, where activations are rounded to a byte."""
 
 
-def made(outputs: int, inputs: int, rows: int, *, bias: bool = True) -> tuple[WholeProduct, torch.Tensor, torch.Tensor]:
+KINDS = pytest.mark.parametrize(
+    "kind",
+    [
+        torch.int8,
+        torch.float32,
+        pytest.param(torch.bfloat16, marks=pytest.mark.skipif(not has_fast_bfloat(), reason="needs fast bfloat16")),
+    ],
+    ids=str,
+)
+NEAR = {torch.int8: ERROR, torch.float32: 2e-6, torch.bfloat16: 3e-3}
+
+
+def made(
+    outputs: int, inputs: int, rows: int, *, bias: bool = True, kind: torch.dtype = torch.int8
+) -> tuple[MatrixProduct, torch.Tensor, torch.Tensor]:
     """A product, rows for it, and the result in float64."""
     generator = torch.Generator().manual_seed(rows)
     weight, offset = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
-    whole, scale = quantize_rows(weight)
-    x = torch.randn(rows, inputs, generator=generator)
-    wanted = x.double() @ (whole.double() * scale.double()[:, None]).T + (offset.double() if bias else 0.0)
-    return WholeProduct(whole, scale, offset if bias else None, pages=Pages()), x, wanted
+    x, scale = torch.randn(rows, inputs, generator=generator), None
+    if kind is torch.int8:
+        weight, scale = quantize_rows(weight)
+        wide = weight.double() * scale.double()[:, None]
+    else:
+        weight, x = weight.to(kind), x.to(kind)
+        wide = weight.double()
+    wanted = x.double() @ wide.T + (offset.double() if bias else 0.0)
+    return MatrixProduct(weight, scale, offset if bias else None, pages=Pages()), x, wanted
 
 
 def error(ours: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -31,18 +51,24 @@ def error(ours: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 @SIZES
+@KINDS
 @pytest.mark.parametrize("rows", [1, 7, BLOCK, 2 * BLOCK + 5])
-def test_products_are_those_of_the_weights(outputs: int, inputs: int, rows: int) -> None:
-    product, x, wanted = made(outputs, inputs, rows)
+def test_products_are_those_of_the_weights(outputs: int, inputs: int, rows: int, kind: torch.dtype) -> None:
+    product, x, wanted = made(outputs, inputs, rows, kind=kind)
     assert product(x).shape == (rows, outputs)
-    assert error(product(x), wanted) < ERROR
+    assert product(x).dtype is x.dtype
+    assert error(product(x), wanted) < NEAR[kind]
     assert error(product(x.roll(1, 1)), wanted) > 0.5
+    plain, _, without = made(outputs, inputs, rows, bias=False, kind=kind)
+    assert error(plain(x), without) < NEAR[kind]
+    assert error(plain(x), wanted) > NEAR[kind]
+
+
+def test_rows_of_bfloat16_are_rounded_to_bytes_too() -> None:
+    product, x, wanted = made(100, 36, 7)
     half = product(x.bfloat16())
     assert half.dtype is torch.bfloat16
     assert error(half, wanted) < ERROR
-    plain, _, _ = made(outputs, inputs, rows, bias=False)
-    assert error(plain(x), made(outputs, inputs, rows, bias=False)[2]) < ERROR
-    assert error(plain(x), wanted) > ERROR
 
 
 def test_large_and_small_rows_are_rounded_alike() -> None:
@@ -53,9 +79,10 @@ def test_large_and_small_rows_are_rounded_alike() -> None:
 
 
 @SIZES
-def test_a_row_keeps_its_bits(outputs: int, inputs: int) -> None:
+@KINDS
+def test_a_row_keeps_its_bits(outputs: int, inputs: int, kind: torch.dtype) -> None:
     """Alone and among others, on one thread and on two, whether these divide rows or strips."""
-    product, x, _ = made(outputs, inputs, 2 * BLOCK + 5)
+    product, x, _ = made(outputs, inputs, 2 * BLOCK + 5, kind=kind)
     whole, before = product(x), torch.get_num_threads()
     parts = [product(part) for part in x.split((1, 2, 40, BLOCK, BLOCK - 38))]
     try:
@@ -68,13 +95,14 @@ def test_a_row_keeps_its_bits(outputs: int, inputs: int) -> None:
     assert not torch.equal(whole[1:], whole[:-1])
 
 
-def test_what_is_not_finite_stays_in_its_row() -> None:
-    product, x, wanted = made(64, 64, 9)
+@KINDS
+def test_what_is_not_finite_stays_in_its_row(kind: torch.dtype) -> None:
+    product, x, wanted = made(64, 64, 9, kind=kind)
     x[2, 5], x[4, 6] = torch.nan, torch.inf
     found = product(x)
-    assert found[[2, 4]].isnan().all()
+    assert not found[[2, 4]].isfinite().any()
     fine = [0, 1, 3, 5, 6, 7, 8]
-    assert error(found[fine], wanted[fine]) < ERROR
+    assert error(found[fine], wanted[fine]) < NEAR[kind]
 
 
 AVX2 = """

@@ -23,11 +23,11 @@ def numbers(rows: int, heads: int, size: int) -> torch.Tensor:
     return torch.randn(rows, heads, size, generator=torch.Generator().manual_seed(rows))
 
 
-def expected(qkv: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
-    """In float64; query heads come group by group."""
+def expected(qkv: torch.Tensor, heads: int, kv_heads: int, added: torch.Tensor | None = None) -> torch.Tensor:
+    """In float64; query heads come group by group. `added`: to scores, (heads, queries, keys)."""
     queries, keys, values = (part.transpose(0, 1)[None] for part in qkv.double().split((heads, kv_heads, kv_heads), 1))
     keys, values = (part.repeat(1, heads // kv_heads, 1, 1) for part in (keys, values))
-    return F.scaled_dot_product_attention(queries, keys, values, scale=0.3)[0].transpose(0, 1).flatten(1)
+    return F.scaled_dot_product_attention(queries, keys, values, added, scale=0.3)[0].transpose(0, 1).flatten(1)
 
 
 def error(ours: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -47,6 +47,22 @@ def test_numbers_are_those_of_attention(heads: int, kv_heads: int, size: int, ro
     if rows > 1:
         assert error(attention(qkv.roll(1, 0)), wanted) > 0.1
         assert error(attention(torch.cat((qkv[:-1], qkv[:1]))), wanted) > 0.01, "the last key counts"
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(3, 3, 64), (4, 2, 32)])
+@ROWS
+@DTYPES
+def test_what_distances_add_is_of_their_query_and_head(
+    heads: int, kv_heads: int, size: int, rows: int, dtype: torch.dtype
+) -> None:
+    attention, qkv = TwoSidedAttention(heads, kv_heads, size, 0.3, dtype), numbers(rows, heads + 2 * kv_heads, size)
+    biases, index = 3 * numbers(heads, 1, 2 * rows - 1)[:, 0], torch.arange(rows)
+    added = biases[:, index[None] - index[:, None] + rows - 1]
+    wanted = expected(qkv, heads, kv_heads, added.double())
+    assert error(attention(qkv, biases), wanted) < NEAR[dtype]
+    assert error(attention(qkv), expected(qkv, heads, kv_heads)) < NEAR[dtype]
+    for wrong in (biases.roll(1, 1), biases.roll(1, 0), biases.flip(1)) if rows > 1 else ():
+        assert error(attention(qkv, wrong), wanted) > 0.1
 
 
 def test_heads_of_sixteen_dimensions_fit_in_float32() -> None:

@@ -70,8 +70,9 @@ def _kernels() -> list[Step]:
             return "not used here"
         packer()
         compiled_latent()
-        products_agree()
+        products_agree(torch.int8)
         for dtype in (torch.float32, torch.bfloat16):
+            products_agree(dtype)
             attention_agrees(dtype)
         return None
 

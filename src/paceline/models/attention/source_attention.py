@@ -64,13 +64,18 @@ def _over(
     return out[0].transpose(0, 1).reshape(n, shape.heads * shape.head_dim)
 
 
+Attention = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Attention of one source, compiled: (r, heads + 2 * kv heads, d) -> (r, heads * d), with what distances 1 - r .. r - 1
+add to scores, (heads, 2 * r - 1), if they do.
+"""
+
+
 class EncoderStep:
     """Attention of sources, one after the other: every row of one sees all of them (`AttentionStep`).
 
     Args:
         rows: of each source. biases: what distances add, by layer; empty where they do not.
-        compiled: attention of one source without biases, (r, heads + 2 * kv heads, d) -> (r, heads * d); None:
-            PyTorch's.
+        compiled: in place of PyTorch's.
     """
 
     def __init__(
@@ -78,31 +83,38 @@ class EncoderStep:
         shape: AttentionShape,
         rows: Sequence[int],
         biases: Sequence[RelativeBias],
-        compiled: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        compiled: Attention | None = None,
     ) -> None:
         self._shape, self._rows, self._biases, self._compiled = shape, list(rows), biases, compiled
-        self._masks: dict[tuple[int, int], torch.Tensor] = {}
+        self._made: dict[tuple[int, int], torch.Tensor] = {}
 
     def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `AttentionStep.attend`; nothing is cached, and there are no sinks."""
-        parts = qkv.split(self._rows)
-        return torch.cat(
-            [self._of_one(layer, part) if self._compiled is None else self._compiled(part) for part in parts]
-        )
+        return torch.cat([self._of_one(part, self._added(layer, len(part))) for part in qkv.split(self._rows)])
 
-    def _of_one(self, layer: int, part: torch.Tensor) -> torch.Tensor:
+    def _of_one(self, part: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
+        if self._compiled is not None:
+            return self._compiled(part, added)
         heads = self._shape.heads
-        return _over(self._shape, part[:, :heads], part[:, heads:], self._mask(layer, len(part)))
+        return _over(self._shape, part[:, :heads], part[:, heads:], added)
 
-    def _mask(self, layer: int, rows: int) -> torch.Tensor | None:
+    def _added(self, layer: int, rows: int) -> torch.Tensor | None:
+        """What is added to a source's scores: by distance for compiled attention, else of each query and key."""
         if not self._biases:
             return None
         bias = self._biases[layer]
-        mask = self._masks.get((id(bias), rows))
-        if mask is None:
-            index = torch.arange(rows)
-            mask = self._masks[id(bias), rows] = bias.of(index[None] - index[:, None]).unsqueeze(0)
-        return mask
+        added = self._made.get((id(bias), rows))
+        if added is None:
+            by_distance = bias.of(torch.arange(1 - rows, rows))
+            added = by_distance if self._compiled is not None else _of_pairs(by_distance, rows)
+            self._made[id(bias), rows] = added
+        return added
+
+
+def _of_pairs(by_distance: torch.Tensor, rows: int) -> torch.Tensor:
+    """(heads, 2 * rows - 1) -> (1, heads, queries, keys)."""
+    index = torch.arange(rows)
+    return by_distance[:, index[None] - index[:, None] + rows - 1].unsqueeze(0)
 
 
 class RelativeStep:

@@ -50,8 +50,11 @@ CHUNK = 64
 cache.
 """
 
+LONG_CHUNK = 256
+"""The same where so many rows take them that weights may come from the second-level cache (64 KiB)."""
+
 TILE_CHUNK = 256
-"""The same for the matrix unit, whose weights may come from the second-level cache (64 KiB)."""
+"""The same for the matrix unit."""
 
 MATRIX_UNIT = has_matrix_unit()
 
@@ -192,6 +195,25 @@ def multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int,
                 )  # fmt: skip
             done += take
         at += count
+
+
+@part_of_compiled
+def add_products(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int, to_next: int) -> None:
+    """Add products of many rows with one strip of float32 or bfloat16 pairs to sums (rows, 64), which are `to_next`
+    bytes apart.
+    """
+    passes, parts = (rows + MAX_ROWS - 1) // MAX_ROWS, COLUMNS if NARROW else 1
+    for begin in range(0, steps, LONG_CHUNK):
+        done, count, chunk = 0, min(LONG_CHUNK, steps - begin), weights + begin * STEP
+        for turn in range(passes):
+            take, row = (rows - done + passes - turn - 1) // (passes - turn), x + done * pitch + 4 * begin
+            ahead = chunk  # what the first two have fetched
+            if turn < 2:
+                ahead += count * STEP + turn * (count * STEP // 2)
+            for part in range(0, 64 * parts, 64):
+                out = sums + done * to_next + part
+                accumulate(kind, take, 0, chunk + part, count // GROUP, row, pitch, out, to_next, ahead + part)
+            done += take
 
 
 @part_of_compiled

@@ -3,7 +3,8 @@
 Of float32, or of pairs of bfloat16 for processors whose instruction for these is the fastest
 (`processor.has_fast_bfloat`). Keys and values are strips of 64 outputs, as in models.cpu.tiles: a head's keys with its
 dimensions as inputs, its dimensions with the values of all keys as inputs. A block of queries takes all keys, one strip
-after the other; then its shares take all values, in the dtype of the products. Each row's numbers depend on its own
+after the other; then its shares take all values, in the dtype of the products. What distances of a key and its query
+add to scores is where these begin: a stretch of a table of each head. Each row's numbers depend on its own
 query and on the keys and values alone, in their order. Threads divide the heads and, within these, blocks of queries.
 """
 
@@ -14,13 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from paceline.models.cpu.attention import LOWEST
 from paceline.models.cpu.attention_strips import BLOCK, half_softmax, pack_keys, pack_values, whole_softmax
 from paceline.models.cpu.compilation import machine_code, source_number
+from paceline.models.cpu.matrix import add_products
 from paceline.models.cpu.pages import address
 from paceline.models.cpu.threads import find_team
-from paceline.models.cpu.tiles import COLUMNS, DOT, FULL, GROUP, MAX_ROWS, NARROW, STRIP, accumulate
+from paceline.models.cpu.tiles import DOT, FULL, STRIP
 from paceline.models.cpu.vectors import (
     LANES,
     broadcast,
@@ -36,20 +39,17 @@ from paceline.utils import part_of_compiled
 
 QUERIES = 48
 """Of a block; their scores, with a head's keys and values in bfloat16, fit into the second-level cache."""
-CHUNK = 64
-"""Steps of a strip (16 KiB) that all rows take before the next."""
-PARTS = COLUMNS if NARROW else 1
-"""Parts of a strip that rows take one after the other."""
 
 (
     THREAD, TEAM,  # addresses of omp_get_thread_num and omp_get_num_threads; THREAD 0: one thread
     ROWS, HEADS, KV_HEADS, HEAD_DIM, KIND, ITEM,  # kind of product, DOT or FULL, and bytes of a number
     SCALE,  # float32
+    BIASES, BIAS_PITCH,  # what the first row's distances add to scores, 0: nothing; bytes from one head's to the next
     QKV, SLOTS,  # (rows, heads + 2 * kv heads, head dim); (rows,) numbers of the rows
     OUT, ROUNDED,  # (rows, heads * head dim), bfloat16 where ROUNDED is 1, else float32
     ROOM, ROOM_SIZE,  # keys, values, queries, sums and scores, one copy a thread
     FIELDS,
-) = range(0, 16 * 8, 8)  # fmt: skip
+) = range(0, 18 * 8, 8)  # fmt: skip
 
 
 class TwoSidedAttention:
@@ -66,8 +66,12 @@ class TwoSidedAttention:
         self._dtype, self._kind = dtype, FULL if dtype is torch.float32 else DOT
         self._team, self._entry = find_team(), compiled_attention()
 
-    def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
-        """(rows, heads + 2 * kv heads, head dim) -> (rows, heads * head dim), in the dtype of the input."""
+    def __call__(self, qkv: torch.Tensor, biases: torch.Tensor | None = None) -> torch.Tensor:
+        """(rows, heads + 2 * kv heads, head dim) -> (rows, heads * head dim), in the dtype of the input.
+
+        Args:
+            biases: (heads, 2 * rows - 1), what distances 1 - rows .. rows - 1 of a key behind its query add to scores.
+        """
         rows, threads = len(qkv), 1 if self._team is None else torch.get_num_threads()
         given, out = (
             qkv.to(self._dtype).contiguous(),
@@ -79,6 +83,9 @@ class TwoSidedAttention:
         told = np.zeros(FIELDS // 8, np.int64)
         told[ROWS // 8 : SCALE // 8] = rows, self._heads, self._kv_heads, self._head_dim, self._kind, item
         told[SCALE // 8 :].view(np.float32)[0] = self._scale
+        if biases is not None:  # sums of products begin with them, before they are scaled
+            biases = F.pad(biases.float() / self._scale, (0, STRIP))
+            told[BIASES // 8 : QKV // 8] = biases.data_ptr() + 4 * (rows - 1), 4 * biases.shape[1]
         told[QKV // 8 :] = [
             given.data_ptr(), address(slots), out.data_ptr(), int(qkv.dtype is torch.bfloat16),
             -(-room.data_ptr() // 64) * 64, size,
@@ -148,20 +155,6 @@ def _pack_head(task: int, me: int, kv_head: int) -> None:
 
 
 @part_of_compiled
-def _add_products(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int, to_next: int) -> None:
-    """Add products of rows with one strip to sums (rows, 64), which are `to_next` bytes apart, chunk by chunk."""
-    passes = (rows + MAX_ROWS - 1) // MAX_ROWS
-    for at in range(0, steps, CHUNK):
-        done, count, chunk = 0, min(CHUNK, steps - at), weights + at * 4 * STRIP
-        for turn in range(passes):
-            take, row = (rows - done + passes - turn - 1) // (passes - turn), x + done * pitch + 4 * at
-            for part in range(0, 64 * PARTS, 64):
-                out = sums + done * to_next + part
-                accumulate(kind, take, 0, chunk + part, count // GROUP, row, pitch, out, to_next, chunk)
-            done += take
-
-
-@part_of_compiled
 def _set_to(value: np.float32, start: int, count: int) -> None:
     for i in range(0, count, LANES):
         store(start + 4 * i, broadcast(value))
@@ -180,6 +173,16 @@ def _shares(task: int, row: int) -> np.float32:
 
 
 @part_of_compiled
+def _begin_scores(task: int, head: int, row: int, scores: int) -> None:
+    """What a row's scores are before products are added: 0, or what distances add."""
+    biases, keys = read(task + BIASES), _filled(read(task + ROWS))
+    if biases == 0:
+        _set_to(np.float32(0.0), scores, keys)
+    else:
+        _copy_lines(biases + head * read(task + BIAS_PITCH) - 4 * row, 0, 1, 4 * keys, scores, 0)
+
+
+@part_of_compiled
 def _block_of_queries(task: int, me: int, head: int, first: int) -> None:
     """Attention of some rows of one query head, whose keys and values are packed."""
     rows, size, heads, kind = read(task + ROWS), read(task + HEAD_DIM), read(task + HEADS), read(task + KIND)
@@ -188,10 +191,10 @@ def _block_of_queries(task: int, me: int, head: int, first: int) -> None:
     pitch = item * size * (heads + 2 * read(task + KV_HEADS))
     _copy_lines(read(task + QKV) + first * pitch + item * size * head, pitch, queries, item * size, x, item * size)
     for q in range(queries):
-        _set_to(np.float32(0.0), scores + q * score_pitch, _filled(rows))
+        _begin_scores(task, head, first + q, scores + q * score_pitch)
     for strip in range(0, rows, STRIP):
         weights, out = keys + item * strip * size, scores + 4 * strip
-        _add_products(kind, weights, item * size // 4, x, item * size, queries, out, score_pitch)
+        add_products(kind, weights, item * size // 4, x, item * size, queries, out, score_pitch)
     wholes = score_pitch - 64
     for q in range(queries):
         whole = _shares(task, scores + q * score_pitch)
@@ -200,7 +203,7 @@ def _block_of_queries(task: int, me: int, head: int, first: int) -> None:
     for part in range(0, size, STRIP):
         _set_to(np.float32(0.0), sums, queries * STRIP)
         weights = values + item * part * _filled(rows)
-        _add_products(kind, weights, steps, scores, score_pitch, queries, sums, 4 * STRIP)
+        add_products(kind, weights, steps, scores, score_pitch, queries, sums, 4 * STRIP)
         for q in range(queries):
             place = (first + q) * heads * size + head * size + part
             _put(task, sums + 4 * q * STRIP, load(scores + q * score_pitch + wholes), place, min(STRIP, size - part))

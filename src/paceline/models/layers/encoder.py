@@ -5,16 +5,16 @@ Sources: Attention Is All You Need (arXiv:1706.03762), Whisper (arXiv:2212.04356
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
-from paceline.models.attention.source_attention import EncoderStep
+from paceline.models.attention.source_attention import Attention, EncoderStep
 from paceline.models.layers.decoder import PackedLayer, placement_of
-from paceline.models.layers.linear import Map, RowInvariance, multiplied_out
-from paceline.models.layers.own_weights import OwnWeights, Weights, WholeMaps, norm_of
+from paceline.models.layers.linear import Map, RowInvariance, make_linear, multiplied_out
+from paceline.models.layers.own_weights import OwnWeights, Weights, norm_of
 from paceline.models.layers.positions import relative_biases
 from paceline.models.layers.rope import Rotary
 from paceline.models.spec import ConvolutionSpec, EncoderSpec, ModelSpec, attention_shape
@@ -29,14 +29,14 @@ class CompiledParts:
     """What of an encoder is compiled.
 
     Attributes:
-        whole: makes the maps of int8 weights, as for `OwnWeights`; by default they multiply the weights out each time,
-            which is little beside products of many rows.
+        product: makes the linear map of a weight (out, in), its scales (out,) where it is int8, and its bias, if there
+            is one; None: PyTorch's takes its place.
         attention: of one source, as of `EncoderStep`.
         dtype: that the encoder computes in, if not the model's own.
     """
 
-    whole: WholeMaps = multiplied_out
-    attention: Map | None = None
+    product: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], Map | None] = lambda *_: None
+    attention: Attention | None = None
     dtype: torch.dtype | None = None
 
 
@@ -59,14 +59,19 @@ class Encoder:
         compiled: CompiledParts = CompiledParts(),
     ) -> None:
         self._memory_shape, embedding = (-1, 2 * spec.num_kv_heads, spec.head_dim), weights["embed.weight"]
-        dtype, whole, own = compiled.dtype or embedding.dtype, compiled.whole, dict[str, torch.Tensor]()
+        dtype, own = compiled.dtype or embedding.dtype, dict[str, torch.Tensor]()
         for name in [name for name in weights if name.startswith(PREFIX) or ".cross_kv." in name]:
             weight = weights.pop(name)
             own[name.removeprefix(PREFIX)] = weight.to(dtype) if weight.dtype is embedding.dtype else weight
+
+        def maps(weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None) -> Map:
+            made = compiled.product(weight, scale, bias)
+            return _by_operators(weight, scale, bias, row_invariant) if made is None else made
+
         shared = row_invariant, dtype
         makers = {name: own.pop(name) for name in list(own) if ".cross_kv." in name}
         self._memory_maps = [
-            OwnWeights(makers, f"layers.{i}.", spec, *shared, whole=whole).linear("cross_kv")
+            OwnWeights(makers, f"layers.{i}.", spec, *shared, maps=maps).linear("cross_kv")
             for i in range(spec.num_layers)
         ]
         self.spec = _encoder_of(spec)
@@ -78,7 +83,7 @@ class Encoder:
         self._placement, self._norm = placement_of(model, own, dtype, device), norm_of(model, own, "final_norm")
         self._biases, self._rotary = relative_biases(model, own), Rotary(model.ropes, device, dtype)
         self._layers = [
-            PackedLayer(model, self.shape, i, OwnWeights(own, f"layers.{i}.", model, *shared, whole=whole))
+            PackedLayer(model, self.shape, i, OwnWeights(own, f"layers.{i}.", model, *shared, maps=maps))
             for i in range(model.num_layers)
         ]
 
@@ -111,6 +116,15 @@ class Encoder:
         for convolution in self._convolutions:
             x = convolution.run(x)
         return x.t().contiguous()
+
+
+def _by_operators(
+    weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None, row_invariant: RowInvariance
+) -> Map:
+    """PyTorch's product; int8 weights are multiplied out each time, which is little beside many rows."""
+    if scale is None:
+        return make_linear(weight, bias, row_invariant=row_invariant)
+    return multiplied_out(weight, scale, bias)
 
 
 def _encoder_of(spec: ModelSpec) -> EncoderSpec:

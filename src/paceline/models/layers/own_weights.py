@@ -21,8 +21,8 @@ from paceline.models.layers.linear import (
 from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec
 
 Weights = dict[str, torch.Tensor]
-WholeMaps = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], Map]
-"""Makes a linear map of an int8 weight (out, in), its scales (out,) and its bias (out,), if there is one."""
+MakesMaps = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], Map]
+"""Makes the linear map of a weight (out, in), its scales (out,) where it is int8, and its bias, if there is one."""
 
 
 def norm_of(spec: ModelSpec, weights: Weights, name: str) -> Map | None:
@@ -45,7 +45,7 @@ class OwnWeights:
     Args:
         prefix: of the layer's canonical names.
         dtype: of the activations.
-        whole: makes the maps of int8 weights; None: `make_quantized_linear`.
+        maps: makes linear maps; None: `make_linear` and `make_quantized_linear`.
 
     Attributes:
         norm_eps: of the layer's norms.
@@ -59,10 +59,10 @@ class OwnWeights:
         row_invariant: RowInvariance,
         dtype: torch.dtype,
         *,
-        whole: WholeMaps | None = None,
+        maps: MakesMaps | None = None,
     ) -> None:
         self._weights, self._prefix, self._spec = weights, prefix, spec
-        self._row_invariant, self._dtype, self._whole = row_invariant, dtype, whole
+        self._row_invariant, self._dtype, self._maps = row_invariant, dtype, maps
         self.norm_eps = spec.norm_eps
 
     def take(self, name: str) -> torch.Tensor:
@@ -81,7 +81,7 @@ class OwnWeights:
             weight = weight[rows.to(weight.device)]
             scale = None if scale is None else scale[rows.to(scale.device)]
             bias = None if bias is None else bias[rows.to(bias.device)]
-        if scale is None and columns is not None:
+        if columns is not None and (scale is None or self._maps is not None):
             weight = weight[:, columns.to(weight.device)]
         return self._product(weight, scale, bias, columns)
 
@@ -129,10 +129,10 @@ class OwnWeights:
         bias: torch.Tensor | None = None,
         columns: torch.Tensor | None = None,
     ) -> Map:
+        if self._maps is not None:
+            return self._maps(weight, scale, bias)
         if scale is None:
             return make_linear(weight, bias, row_invariant=self._row_invariant)
-        if self._whole is not None:
-            return self._whole(weight if columns is None else weight[:, columns.to(weight.device)], scale, bias)
         return make_quantized_linear(
             weight, scale, bias, dtype=self._dtype, row_invariant=self._row_invariant, columns=columns
         )
