@@ -15,7 +15,8 @@ right   recordings understood to the word
 paired  recordings with more and with fewer wrong words than float32, and the chance of so large a sum of differences,
         or a larger one, if each had either sign with equal chance: of all signs, not of a sample
 
-Results: `results/speech_errors.json`, with `--digits` `results/speech_digits.json`. Needs espeak-ng and `pip install '.[bench,speech]'`.
+Results: `results/speech_errors.json`, with `--digits` `results/speech_digits.json`. Needs
+`pip install '.[bench,speech]'`, and espeak-ng for sentences.
 """
 
 from __future__ import annotations
