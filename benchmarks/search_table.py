@@ -48,6 +48,10 @@ ELSEWHERE = {
 """Of what stands in no result file: why, or where else."""
 
 
+APART = ("double_sparsity", "specmemo", "scylla")
+"""Of a selection, a budget and a law, which answer no tasks."""
+
+
 def checks() -> dict[str, dict[str, list[str]]]:
     """Method -> property -> the tests that prove it."""
     found = tomllib.loads((FOLDER / "checks.toml").read_text(encoding="utf-8"))
@@ -116,7 +120,7 @@ def rows(families: dict[str, Any], others: dict[str, str]) -> Iterator[list[str]
     """All rows: plain greedy decoding, then every method that neither drafts nor says how much is drafted."""
     known: dict[str, dict[str, list[str]] | None] = {"greedy": None, **checks()}
     for name, some in known.items():
-        if name in registry.DRAFTERS or name in registry.CONTROLLERS:
+        if name in registry.DRAFTERS or name in registry.CONTROLLERS or name in APART:
             continue
         first = [NAMES.get(name, f"`{name}`"), counted(some)]
         found = list(measured(name, families))

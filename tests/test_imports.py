@@ -78,7 +78,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"async_llm", "batch", "engine", "explain", "grammar", "llm", "sampling", "search"}
     | {"speech", "transcriber"},
     "batch": LOW,
-    "doctor": METHODS | MODELS | {"controllers", "engine", "llm", "profiles"},
+    "doctor": METHODS | MODELS | {"assembly", "controllers", "engine", "llm", "profiles"},
     "explain": METHODS | MODELS | {"controllers", "engine", "llm", "verifiers"},
     "tune": METHODS | MODELS | {"assembly", "controllers", "engine", "explain", "llm", "profiles", "verify"},
     "verify": METHODS | MODELS | {"assembly", "engine", "llm", "profiles", "sampling"},

@@ -214,3 +214,21 @@ def test_a_draft_model_that_is_not_there_is_named_at_once(run: Command, tmp_path
     found = run("tune", "--draft-model", tmp_path / "none", "--budget", "1")
     assert (found.code, found.out) == (2, "")
     assert "none" in found.line
+
+
+def test_a_budget_of_memory_is_kept_to_and_said(run: Command, prompts: Path) -> None:
+    found = run("tune", "--prompts", prompts, *FAST, "--memory", "1GB", "--json", "--dry-run")
+    assert found.code == 0, found.err
+    told = json.loads(found.out)["memory"]
+    assert told["budget"] == 10**9
+    assert 10**7 < told["plain"]["total"] < 10**8
+    assert told["settings"]
+    assert all(one["held"] <= 10**9 for one in told["settings"].values())
+    held = {"budget": 10**9, "plain": {"total": 10**7}, "settings": {"off": {"held": 2 * 10**7, "nodes": 4}}}
+    held["settings"]["off"]["speculative_memory_bytes"] = 55  # type: ignore[index]
+    shown = " ".join(words(tuning(memory=held, best=Arm(None, 2)), None).split())
+    assert "Of 1.00 GB, plain decoding takes 10.0 MB, the best setting has held 20.0 MB" in shown
+    assert "later runs keep to it with --speculative-memory-bytes 55" in shown
+    for given, why in (("2", "--memory must be a size as 2GB"), ("1MB", "--memory must be at least ")):
+        found = run("tune", "--prompts", prompts, *FAST, "--memory", given)
+        assert (found.code, why in found.err) == (2, True), found.err

@@ -16,6 +16,7 @@ import torch
 from tiny_checkpoint import edit_json, edit_weights
 
 from paceline import LLM
+from paceline.assembly import MemoryUse
 from paceline.checkpoints import Tokenizer
 from paceline.config import SpeculativeConfig
 from paceline.doctor import PassFacts, gather, visit
@@ -65,6 +66,7 @@ FINE = SetupFacts(
     passes=PASSES,
     drafts=[DraftFacts(name=str(DRAFT), tokenizer=Tokenizer.load(DRAFT))],
     probes=[probe()],
+    memory=MemoryUse(weights=1 << 30, drafts=0, caches=6 << 30, speculation=1 << 20),
 )
 
 
@@ -154,6 +156,11 @@ FAULTS: list[tuple[str, str, Callable[[Path], SetupFacts]]] = [
     ("scaling", "30 ms with 4 threads, 9 ms with 1", with_machine(pass_seconds={4: 30e-3, 1: 9e-3})),
     ("memory", "1.0 GiB of this process are in swap", with_machine(swapped=1 << 30)),
     ("memory", "205 MiB of 16.0 GiB memory are left", with_machine(memory_available=205 << 20)),
+    (
+        "longest text",
+        "the longest text takes 6.0 GiB of memory and its drafts 3.0 GiB more, 8.0 GiB are left",
+        lambda tmp: replace(FINE, memory=MemoryUse(1 << 30, 0, 6 << 30, 3 << 30)),
+    ),
     ("end tokens", "no end token is known", with_target(eos_ids=())),
     ("sampling defaults", "temperature 0.7", with_target(sampling={"temperature": 0.7})),
     (

@@ -9,3 +9,6 @@ from .exactness import reject_approximate as reject_approximate
 from .exactness import reject_routing as reject_routing
 from .kv_selections import open_kv_selection as open_kv_selection
 from .learning import reject_unsteady as reject_unsteady
+from .memory_prediction import MemoryMeter as MemoryMeter
+from .memory_prediction import MemoryUse as MemoryUse
+from .memory_prediction import memory_use as memory_use

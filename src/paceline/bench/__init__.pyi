@@ -21,3 +21,8 @@ from .random_model import RandomShape as RandomShape
 from .random_model import model_folder as model_folder
 from .random_model import parse_shape as parse_shape
 from .random_model import shape_config as shape_config
+from .scaling import ScalingAnalysis as ScalingAnalysis
+from .scaling import analyze_scaling as analyze_scaling
+from .scaling import best_drafts as best_drafts
+from .scaling import draw_scaling as draw_scaling
+from .scaling import read_training as read_training

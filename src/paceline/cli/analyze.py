@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import analyze_channels, outputs
+from paceline.cli import analyze_channels, analyze_scaling, outputs
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompt
 from paceline.cli.terminal import console, wrapped
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.acceptance import Analysis
 
-app = typer.Typer(name="analyze", help="Theoretical analyses: acceptance, channels.", add_completion=False)
+app = typer.Typer(name="analyze", help="Analyses: acceptance, channels, scaling.", add_completion=False)
 
 MOST_DRAFTS, MOST_NODES = 32, 1024
 POSITIONS = 32
@@ -55,10 +55,11 @@ Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write
 
 @app.callback()
 def group() -> None:
-    """Theory put to use."""
+    """Theory put to use, and what models and trainings show."""
 
 
 app.command("channels")(analyze_channels.command)
+app.command("scaling")(analyze_scaling.command)
 
 
 @app.command("acceptance")

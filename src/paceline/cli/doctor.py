@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from paceline.cli.figures import size_words
 from paceline.cli.methods import left_out
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import Prompts, checked_prompts, read_prompts
@@ -94,6 +95,7 @@ def words(report: Visit, llm: LLM, *, verbose: bool, profile: Profile | None = N
         *([] if facts.passes is None else _passes(facts.passes)),
         *([str(profile)] if profile is not None else []),
         *(_probed(probe) for probe in facts.probes),
+        *([] if facts.memory is None else [_memory(facts.memory, llm.runner.info.max_context)]),
     ]
     wrong = sum(not one.hint for _, one in diagnosis.findings)
     hints = len(diagnosis.findings) - wrong
@@ -126,6 +128,15 @@ def _passes(passes: PassFacts) -> list[str]:
         judged = " (other programs were in the way: not judged)" if passes.crowded else ""
         lines.append(f"CPU time of {part} on one thread, ms for {few} rows: {'; '.join(forms)}{judged}")
     return lines
+
+
+def _memory(use: Any, context: int) -> str:
+    """What is predicted of the memory."""
+    drafts = f", {size_words(use.drafts)} of draft models' weights" if use.drafts else ""
+    return (
+        f"memory, predicted: {size_words(use.weights)} of weights{drafts}; a text of {counted(context, 'token')} takes "
+        f"{size_words(use.caches)}, its drafts {size_words(use.speculation)} more"
+    )
 
 
 def _indent(line: str) -> str:

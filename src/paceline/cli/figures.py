@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline.cli.terminal import counted
+from paceline.errors import ConfigError
+from paceline.utils import shortened
 
 if TYPE_CHECKING:
     from paceline.engine import RequestMetrics, RequestOutput
@@ -69,6 +72,23 @@ def speech_figures(cost: DecodingCost, audio: float, seconds: float) -> list[str
         f"decoding     {attempts} at windows, {tokens} in {cost.passes} passes, "
         f"{cost.tokens / max(cost.passes, 1):.2f} tokens a pass",
     ]
+
+
+def size_words(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / 1e9:.2f} GB" if size >= 10**9 else f"{size / 1e6:,.1f} MB"
+
+
+def bytes_of(name: str, text: str) -> int:
+    """Bytes from a text as 2GB, 1.5GiB or 500MB.
+
+    Raises:
+        ConfigError: something else.
+    """
+    found = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*([KMG])(i?)B\s*", text, re.IGNORECASE)
+    if found is None or not float(found[1]):
+        raise ConfigError(f"{name} must be a size as 2GB, 1.5GiB or 500MB, got {shortened(text)}")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** (1 + "KMG".index(found[2].upper())))
 
 
 def memory() -> str:

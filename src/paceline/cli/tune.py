@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import outputs, tune_search, tune_steering
+from paceline.cli.figures import bytes_of, size_words
 from paceline.cli.interrupts import INTERRUPTED, TerminatedToo
 from paceline.cli.options import model_path, open_llm, with_flags
 from paceline.cli.prompts import Prompts, checked_prompts, read_prompts
@@ -70,6 +71,12 @@ Output = Annotated[
         "-o", "--output", metavar="FILE", help="With --steering or --search: where what was found is kept, as JSON."
     ),
 ]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory", metavar="SIZE", help="Find the fastest within this memory, weights included, as 2GB or 500MiB."
+    ),
+]
 Tree = Annotated[
     bool, typer.Option("--tree", help="Find the static tree of the heads that --speculative-config names.")
 ]
@@ -91,6 +98,7 @@ def command(
     steering: Steering = None,
     search: Search = None,
     output: Output = None,
+    memory: Memory = None,
     tree: Tree = False,
     html: Html = None,
     force: Force = False,
@@ -109,6 +117,9 @@ def command(
         return
     if output is not None:
         raise ConfigError("--output keeps what --steering or --search finds; add one of them, or leave --output out")
+    if memory is not None and tree:
+        raise ConfigError("--memory is for the search over all settings; leave --tree or --memory out")
+    size = None if memory is None else bytes_of("--memory", memory)
     config, texts = flag_values.pop("speculative_config", None), {} if prompts is None else read_prompts(prompts)
     drafter = _drafter(config, tree=tree, draft_model=draft_model, html=html, force=force)
     _find(draft_model or [])
@@ -116,7 +127,8 @@ def command(
     options: dict[str, Any] = {"budget": budget, "max_tokens": max_tokens, "batch_size": batch_size}
     items, shaped = bundled(llm) if prompts is None else checked_prompts(llm, prompts, texts, chat=chat), None
     if drafter is None:
-        tuning = _measure(llm, items, flag_values, drafts=draft_model or default_drafts(flag_values), **options)
+        drafts = draft_model or default_drafts(flag_values)
+        tuning = _measure(llm, items, flag_values, drafts=drafts, memory=size, **options)
     else:
         shaped = _measure_tree(llm, items, flag_values, drafter, **options)
         tuning = shaped.tuning
@@ -223,7 +235,7 @@ def _bar(budget: float) -> Iterator[Callable[[str, float], None]]:
 def words(tuning: Tuning, path: Path | None) -> str:
     """The findings in sentences, no wider than the terminal."""
     lines = [*_head(tuning), *([*_table(tuning), ""] if tuning.settings else []), *_remarks(tuning)]
-    return "\n".join([*lines, *wrapped(_verdict(tuning)), *_kept(tuning, path)])
+    return "\n".join([*lines, *wrapped([*_verdict(tuning), *_memory(tuning)]), *_kept(tuning, path)])
 
 
 def tree_words(tree_tuning: TreeTuning, path: Path | None) -> str:
@@ -361,6 +373,23 @@ def _verdict(tuning: Tuning) -> list[str]:
             "cores busy."
         )
     return [*lines, *_on_time(tuning), *_near_ties(tuning)]
+
+
+def _memory(tuning: Tuning) -> list[str]:
+    """What the best has held of the memory, and how later runs keep to it."""
+    if tuning.memory is None:
+        return []
+    plain = (
+        f"Of {size_words(tuning.memory['budget'])}, plain decoding takes {size_words(tuning.memory['plain']['total'])}"
+    )
+    best = tuning.best and tuning.memory["settings"].get(tuning.best.words(tuning.threads))
+    if not best:
+        return [f"{plain}."]
+    limit = f"--speculative-memory-bytes {best['speculative_memory_bytes']}"
+    return [
+        f"{plain}, the best setting has held {size_words(best['held'])}, with trees of up to {best['nodes']} nodes; "
+        f"later runs keep to it with {limit}."
+    ]
 
 
 def _near_ties(tuning: Tuning) -> list[str]:

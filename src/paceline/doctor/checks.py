@@ -160,6 +160,18 @@ def memory(facts: SetupFacts) -> Iterator[Complaint]:
         )
 
 
+def longest_text(facts: SetupFacts) -> Iterator[Complaint]:
+    """A text of full length with its drafts, for which there is not enough memory; weights are there already."""
+    use, left = facts.memory, facts.machine.memory_available
+    if use is not None and left and facts.target.device == "cpu" and use.caches + use.speculation > left:
+        yield Complaint(
+            f"the longest text takes {_size(use.caches)} of memory and its drafts {_size(use.speculation)} more, "
+            f"{_size(left)} are left",
+            "lower --max-model-len, or find settings that fit with `paceline tune --memory SIZE`",
+            hint=True,
+        )
+
+
 def _size(number: int) -> str:
     return f"{number / 2**30:.1f} GiB" if number >= 2**29 else f"{number / 2**20:.0f} MiB"
 
@@ -429,6 +441,7 @@ CHECKS: Sequence[SetupCheck] = (
     SetupCheck("passes", passes, "passes"),
     SetupCheck("dtype", dtype, "passes"),
     SetupCheck("setup", setup, "probes"),
+    SetupCheck("longest text", longest_text, "probes"),
     SetupCheck("feature layers", feature_layers, "probes"),
     SetupCheck("draft speed", draft_speed, "probes"),
     SetupCheck("acceptance", acceptance, "probes"),

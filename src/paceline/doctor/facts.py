@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.assembly import MemoryUse
     from paceline.checkpoints import Tokenizer
 
 
@@ -179,10 +180,12 @@ class SetupFacts:
         passes: of the target on the CPU; None elsewhere.
         error: why the configuration cannot be built; "" if it can.
         automatic: a drafter that does not pay is left out by itself.
+        memory: predicted of the longest text with drafts, where it is counted.
     """
 
     machine: MachineFacts
     target: TargetFacts
+    memory: MemoryUse | None = None
     passes: PassFacts | None = None
     drafts: Sequence[DraftFacts] = ()
     probes: Sequence[ProbeFacts] = ()

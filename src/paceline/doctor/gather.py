@@ -16,6 +16,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from paceline import registry
+from paceline.assembly import MemoryUse, memory_use
 from paceline.checkpoints import Tokenizer, resolve
 from paceline.config import SamplingParams, SpeculativeConfig
 from paceline.controllers import Controller, Plan, Signal
@@ -25,12 +26,15 @@ from paceline.doctor.passes import pass_facts
 from paceline.doctor.setup_report import about
 from paceline.engine import Probe as PassTimer
 from paceline.engine import StepRecord, watching
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, PacelineError
 from paceline.llm import BUNDLED, LLM
 from paceline.models import Runner
 from paceline.tree import NO_BUDGET, Budget, Verdict
 
 ROOT = Path("/")
+USUAL_NODES = 8
+"""Drafted tokens of a text, by which memory is predicted."""
+
 WATCHED = 0.3
 """Seconds of sleep in which the others' load is measured."""
 
@@ -287,6 +291,7 @@ class Visit:
             "checks": list(self.diagnosis.asked),
             "about": dict(about(llm, facts)),
             "probes": probes,
+            "memory": None if facts.memory is None else facts.memory.to_dict(),
             "passes": None if facts.passes is None else asdict(facts.passes),
             "machine": {
                 "threads": machine.threads,
@@ -334,7 +339,9 @@ def visit(
     told(diagnose(facts, ["passes"]))
     try:
         if parsed is not None:
-            facts = replace(facts, probes=probe(llm.with_speculative_config(parsed), prompts, progress=progress))
+            drafting = llm.with_speculative_config(parsed)
+            facts = replace(facts, memory=_memory(drafting))
+            facts = replace(facts, probes=probe(drafting, prompts, progress=progress))
     except PacelineError as problem:
         facts = replace(facts, error=str(problem))
     told(diagnose(facts, ["probes"]))
@@ -371,6 +378,15 @@ def _machine(llm: LLM) -> MachineFacts:
         now = torch.get_num_threads()
         seconds = pass_seconds(llm.runner, list(dict.fromkeys([now, max(1, now // 2), 1])))
     return gather(seconds)
+
+
+def _memory(llm: LLM) -> MemoryUse | None:
+    """Of the longest text, with as many drafts as are common; None where memory is not counted."""
+    try:
+        drafters = llm.engine.parts.drafter_set.drafters
+        return memory_use(llm.runner, drafters, [llm.runner.info.max_context - USUAL_NODES], USUAL_NODES)
+    except ConfigError:
+        return None
 
 
 def _target(llm: LLM) -> TargetFacts:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -32,6 +33,7 @@ from paceline.llm import LLM
 from paceline.models import abilities_of
 from paceline.profiles import Conditions, Profile
 from paceline.tune.candidates import Arm, Candidates, find_candidates, thread_counts, with_request_drafters
+from paceline.tune.memory import MemoryBudget, lengths_of
 from paceline.tune.search import LEAST_ARMS, MIN_PAIRS, Gain, Interval, Race, RejectedError, confirm, interval, race
 from paceline.utils import in_turn, timed
 from paceline.verify import first_difference, inputs_of
@@ -52,6 +54,7 @@ class TuningTrial:
         groups: prompts that are decoded at once, a group after the other.
         params: greedy.
         clock: seconds.
+        memory: what settings must keep within; None is no limit.
     Attributes:
         identical, near_ties: compared outputs that were equal, and that differed first at a near tie.
         seconds: that each pair of runs took.
@@ -65,8 +68,11 @@ class TuningTrial:
         groups: Sequence[Sequence[Any]],
         params: SamplingParams,
         clock: Callable[[], float] = perf_counter,
+        *,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self.llm, self.settings, self.groups, self.params, self.clock = llm, list(settings), list(groups), params, clock
+        self.memory = memory
         self.threads = torch.get_num_threads()
         self.plain = llm.with_speculative_config(None)
         self.identical = self.near_ties = 0
@@ -125,7 +131,8 @@ class TuningTrial:
             "plain": lambda item, _: self._run(self.plain, item, self.threads, salt),
             "arm": lambda item, _: self._run(llm, item, threads, salt),
         }
-        (turn,) = in_turn(runs, [item], 1, order=self._order, clock=self.clock)
+        with nullcontext() if self.memory is None else self.memory.measured(self._words(arm)):
+            (turn,) = in_turn(runs, [item], 1, order=self._order, clock=self.clock)
         self.seconds.append(sum(turn.seconds.values()))
         self._compare(turn.outputs["plain"], turn.outputs["arm"])
         self.tokens[arm] += _tokens(turn.outputs["arm"])
@@ -143,12 +150,18 @@ class TuningTrial:
             setting = self.settings[arm]
             set_threads(setting.threads)
             try:
-                llm = self.llm.with_speculative_config(setting.config)
+                if self.memory is None:
+                    llm = self.llm.with_speculative_config(setting.config)
+                else:
+                    llm = self.memory.fit(self.llm, setting.config, self._words(arm))
                 self._run(llm, item, setting.threads, "warm-up")
             except PacelineError as error:
                 raise RejectedError(f"cannot run: {error}") from error
             self._built[arm] = llm
         return self._built[arm]
+
+    def _words(self, arm: int) -> str:
+        return self.settings[arm].words(self.threads)
 
     def _run(
         self, llm: LLM, item: int, threads: int, salt: str, params: SamplingParams | None = None
@@ -231,6 +244,7 @@ class Tuning:
         near_ties, compared: outputs that differed from plain decoding at a near tie, of all that were compared.
         asked_tokens, max_tokens: most new tokens of a prompt, as asked for and as the budget allowed.
         interrupted: Ctrl-C ended it; `in_search` before the confirmation.
+        memory: of a budget of memory, what plain decoding takes, what each setting was given and has held; else None.
         profile: what to keep; None where nothing was chosen.
     """
 
@@ -257,6 +271,7 @@ class Tuning:
     asked_tokens: int | None = None
     max_tokens: int | None = None
     seconds: float = 0.0
+    memory: Mapping[str, Any] | None = None
     profile: Profile | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -287,6 +302,7 @@ def tune(
     budget: float = 120.0,
     max_tokens: int = 128,
     batch_size: int = 1,
+    memory: int | None = None,
     clock: Callable[[], float] = perf_counter,
     progress: Progress = lambda what, seconds: None,
 ) -> Tuning:
@@ -300,12 +316,18 @@ def tune(
         cores: physical cores at hand, for the numbers of threads to try; 0 tries the present number only.
         budget: seconds; RUNS runs are made in any case, of fewer tokens where they would take longer.
         batch_size: prompts that are decoded at once. clock: seconds.
+        memory: bytes that every setting must keep within, weights included (`tune.memory`); None is no limit.
+    Raises:
+        ConfigError: plain decoding takes more memory.
     """
     start, info = clock(), llm.runner.info
     conditions = Conditions.of(info, folder)
     threads, groups = thread_counts(conditions.threads, cores, info.device.type), groups_of(prompts, batch_size)
     tried = tried or find_candidates(abilities_of(llm.runner), drafts=drafts, threads=threads)
-    trial = TuningTrial(llm, tried.settings, groups, SamplingParams(temperature=0.0, max_tokens=max_tokens), clock)
+    limit = None if memory is None else MemoryBudget(memory, lengths_of(llm, groups, max_tokens))
+    plain = None if limit is None else limit.check_plain(llm.with_speculative_config(None))
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    trial = TuningTrial(llm, tried.settings, groups, params, clock, memory=limit)
     count = sum(map(len, groups))
     tuning = Tuning(info.name, conditions.dtype, str(info.device), conditions.threads, count, len(groups[0]))
     tuning.budget, tuning.asked_tokens, tuning.skipped = budget, max_tokens, dict(tried.skipped)
@@ -315,6 +337,8 @@ def tune(
     finally:
         trial.restore()
     tuning.seconds = clock() - start
+    if limit is not None and plain is not None:
+        tuning.memory = limit.to_dict(plain)
     if tuning.chosen is not None:
         tuning.profile = _profile(tuning, tuning.chosen, conditions)
     return tuning
@@ -433,6 +457,7 @@ def _profile(tuning: Tuning, chosen: Arm, conditions: Conditions) -> Profile:
         "seconds": round(tuning.seconds, 1),
         "interrupted": tuning.interrupted,
         "model": tuning.model,
+        "memory": None if tuning.memory is None else tuning.memory["budget"],
     }
     drafts = {name: digest_of(resolve(name)) for name in chosen.drafts}
     return Profile(

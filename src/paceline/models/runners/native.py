@@ -99,6 +99,7 @@ class NativeRunner(StateOperations[NativeCache]):
         memory: the blocks of all caches; there is none where keys depend on more than the text before them.
         last_keys: keys and values of the last layer that keeps all of them, where such a layer can be attended to.
         selection: as given.
+        held_bytes: of the weights, in the form in which they are kept; of a tied head a second copy, as passes pack it.
     """
 
     capabilities = Capabilities(trees=True, taps=True, fork=True)
@@ -128,6 +129,9 @@ class NativeRunner(StateOperations[NativeCache]):
     ) -> None:
         self.spec, self.rotary, self._lengths = spec, Rotary(spec.ropes, device, dtype), lengths
         self.selection = selection
+        held = sum(weight.nbytes for weight in weights.values()) + sum(rows.nbytes for rows in (blocks or {}).values())
+        embedding = weights.get("embed.weight")
+        tied = 0 if embedding is None or {"head.weight", "head.scale"} & weights.keys() else embedding.nbytes
         table = (blocks or {}).get("embed.weight", weights.get("embed.weight"))
         self._rows = 0 if table is None else len(table)
         info = _describe(
@@ -158,6 +162,7 @@ class NativeRunner(StateOperations[NativeCache]):
             else:
                 self.passes = self._by_operators(weights, "proven" if strict else row_invariant)
         self.info = replace(info, max_context=max_context or spec.max_context, passes=self.passes.name)
+        self.held_bytes = held + (0 if isinstance(self.passes, EagerPasses | StrictPasses) else tied)
 
     def _by_operators(self, weights: Weights, row_invariant: RowInvariance) -> Passes:
         """Passes of PyTorch's operators; scoring has graphs beside them where a GPU can capture it."""
