@@ -56,7 +56,7 @@ METHODS = (
         "dflash",
         "dspark",
     ),
-    *("draft_model", "pard"),
+    *("ppd", "hidden_transfer", "draft_model", "pard"),
 )
 EAGLES = ("eagle", "eagle3", "p_eagle", "mtp", "dflash", "dspark")
 """They grow EAGLE-2's trees; others have static trees of their own."""
