@@ -169,7 +169,7 @@ def test_tokens_a_step_are_those_of_the_chain_of_states(monkeypatch: pytest.Monk
     monkeypatch.setattr(PPDDrafter, "gains", GAINS)
     drafter = drafter_for(ToyRunner(VOCAB), prompt_rows=ROWS)
     (state,) = drafter.begin([Context("a", [1, 2], 2)])
-    rng, brought, steps = np.random.default_rng(0), 0, 3000
+    rng, brought, steps = np.random.default_rng(0), 0, 1500
     for _ in range(steps):
         (tree,) = drafter.propose([state], [Budget(NODES, LEVELS, shape=SHAPE)], [EMPTY_TREE])
         drafter.added_rows([state], [tree], [ROWS])
