@@ -101,7 +101,7 @@ def run(
     if not (method.drafts or method.replaces_target) and "lora" in flag_values:
         alone = f"{config.method} learns of the model alone"
         raise ConfigError(f"{alone}, got --lora {flag_values['lora']} too; leave it out")
-    method.check_data(config.data)
+    method.check_data(config.files())
     if (device := launched_device()) is not None:
         flag_values.setdefault("device", device)
     llm = open_llm(flag_values, speech=method.reads_sources)
@@ -147,6 +147,10 @@ def drafter_words(trained: Trained, command: str) -> Iterator[str]:
         f"On {of_texts(trained.test)} a chain of {counted(len(trained.test.acceptance), 'draft')} now gives "
         f"{trained.test.length:.2f} tokens a pass{interval}; {trained.before.length:.2f} before. {_report(trained)}"
     )
+    if trained.stages:
+        told = ", ".join(f"{name} {curve.tests[1].length:.2f}" for name, curve in trained.stages)
+        bound = "" if trained.mbsu is None else f" Memory-bound speed-up: {trained.mbsu:.2f}."
+        yield f"Tokens a pass after each stage: {told}.{bound}"
     if trained.speed is not None:
         yield _timed(trained.speed)
         over_plain = trained.speed["auto"]["over_plain"]

@@ -51,6 +51,16 @@ def documents_of(answers: Sequence[TrainingText], longest: int) -> list[Document
     return [document for document in documents if len(document.tokens) > document.first]
 
 
+def pieces(texts: Sequence[TrainingText], longest: int) -> list[Document]:
+    """Whole texts as documents of at most `longest` tokens each, one behind the other."""
+    found = []
+    for text in texts:
+        tokens = tuple(text.prompt + text.answer)
+        parts = [tokens[start : start + longest] for start in range(0, len(tokens), longest)]
+        found += [Document(part, 2, text.id) for part in parts if len(part) > 2]
+    return found
+
+
 def packed(documents: Sequence[Document], length: int) -> list[list[Document]]:
     """Rows of documents with at most `length` tokens: each goes to the first row that has room, the longest first.
 

@@ -1,8 +1,14 @@
-"""Training of a draft model, on texts that the target wrote: some of the target's own layers, or a small Llama.
+"""Training of a draft model: some of the target's own layers, or a small Llama of any shape.
 
-Either learns the target's distribution over the draft vocabulary. The layers keep the target's embedding and head as
-they are. The Llama's are linear maps of the target's, which are learned: so it knows tokens that training never met. It
-begins with the directions in which the rows of the target's head differ most.
+FastDraft's recipe has stages, each with texts, steps and a learning rate of its own, of which all but the last may be
+left out: pre-training on texts, continued training on others, such as code, and alignment on texts that the target
+wrote. The first two learn the texts' own tokens. The last learns the target's distribution over the draft vocabulary,
+or with `token_distillation` False the tokens alone (sequence-level distillation).
+
+The layers keep the target's embedding and head as they are. The Llama's are linear maps of the target's, which are
+learned: so it knows tokens that training never met. It begins with the directions in which the rows of the target's
+head differ most. With `own_embedding` it learns each token's row instead, which begins as the same map's, for embedding
+and head in one: more than the maps can say, where there are texts enough to learn it from.
 
 What is written is a checkpoint of the target's family or a Llama, which any engine reads, and the draft vocabulary
 beside it.
@@ -17,7 +23,7 @@ import re
 import shutil
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -28,8 +34,10 @@ from paceline.checkpoints import QUANTIZATION_KEYS, open_checkpoint, read_config
 from paceline.config import documented, option
 from paceline.errors import CapabilityError
 from paceline.models.heads import target_rows, write_folder
+from paceline.training.answers import texts_of
 from paceline.training.batches import Batch, TargetView
-from paceline.training.next_token import NextTokenTrainer, decoded
+from paceline.training.heads import Stage
+from paceline.training.next_token import NextTokenTrainer, decoded, text_loss
 from paceline.training.train_config import TrainConfig
 from paceline.utils import integer, need, replacing
 
@@ -59,8 +67,8 @@ def check_layers(name: str, value: Sequence[int]) -> None:
     need(ascending, name, "be one number or more, ascending", value)
 
 
-def _check_width(name: str, value: int) -> None:
-    need(value > 0 and value % HEAD_DIM == 0, name, f"be a multiple of {HEAD_DIM}", value)
+def _check_files(name: str, value: Sequence[Path]) -> None:
+    need(bool(value), name, "name at least one file", value)
 
 
 @documented
@@ -72,14 +80,67 @@ class DraftModelConfig(TrainConfig):
         None, "Of the model, for draft_model: 0,4,9; a fifth of them by default.", check=check_layers
     )
     hidden_size: int | None = option(
-        None, "Of a small Llama, for draft_model without --layers; 64, 128, ...", check=_check_width
+        None, "Of a small Llama, for draft_model without --layers; 64, 128, ..., or what --num-heads divides.", low=8
     )
     num_layers: int = option(1, "Of that Llama.", low=1, high=64)
+    num_heads: int | None = option(None, "Of its attention; heads of 64 by default.", low=1)
+    num_kv_heads: int | None = option(None, "Of keys and values; as many as heads by default.", low=1)
+    intermediate_size: int | None = option(None, "Of its feed-forwards; 8/3 of its width by default.", low=8)
+    own_embedding: bool = option(
+        False, "It learns an embedding of its own, which is its head too, in place of maps of the model's."
+    )
+    pretrain_data: Sequence[Path] | None = option(
+        None, "Texts on which it is pre-trained, before all else; repeatable.", check=_check_files
+    )
+    pretrain_steps: int = option(1000, "Of that.", low=1)
+    pretrain_learning_rate: float | None = option(
+        None, "Of that; the method's by default.", low=0.0, high=1.0, rule="be above 0 and at most 1", open_low=True
+    )
+    continue_data: Sequence[Path] | None = option(
+        None, "Texts of another domain, such as code, on which training is continued then; repeatable.",
+        check=_check_files,
+    )  # fmt: skip
+    continue_steps: int = option(1000, "Of that.", low=1)
+    continue_learning_rate: float | None = option(
+        None, "Of that; the method's by default.", low=0.0, high=1.0, rule="be above 0 and at most 1", open_low=True
+    )
+    token_distillation: bool = option(
+        True, "Learn the model's distributions of its answers' tokens; with --no-token-distillation these tokens alone."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         clash = self.hidden_size is not None and self.layers is not None
         need(not clash, "hidden_size", "be left out where layers are given", self.hidden_size)
+        for name in ("num_heads", "num_kv_heads", "intermediate_size", "own_embedding"):
+            value = getattr(self, name)
+            need(self.hidden_size is not None or not value, name, "come with hidden_size", value)
+        if self.hidden_size is not None:
+            self._check_heads(self.hidden_size)
+
+    def _check_heads(self, hidden: int) -> None:
+        if self.num_heads is None:
+            need(hidden % HEAD_DIM == 0, "hidden_size", f"be a multiple of {HEAD_DIM} without num_heads", hidden)
+        heads = self.num_heads or hidden // HEAD_DIM
+        fine = hidden % heads == 0 and hidden // heads % 2 == 0
+        need(fine, "num_heads", f"divide the width {hidden} into heads of an even size", heads)
+        need(heads % (self.num_kv_heads or heads) == 0, "num_kv_heads", f"divide {heads} heads", self.num_kv_heads)
+
+    def files(self) -> list[Path]:
+        return [*super().files(), *(self.pretrain_data or ()), *(self.continue_data or ())]
+
+    def shape(self) -> dict[str, int]:
+        """Of the small Llama, as config.json names it."""
+        hidden = self.hidden_size or 0
+        heads = self.num_heads or hidden // HEAD_DIM
+        return {
+            "hidden_size": hidden,
+            "intermediate_size": self.intermediate_size or -(-8 * hidden // (3 * HEAD_DIM)) * HEAD_DIM,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.num_kv_heads or heads,
+            "head_dim": hidden // heads,
+        }
 
 
 class DraftModelTrainer(NextTokenTrainer):
@@ -89,6 +150,7 @@ class DraftModelTrainer(NextTokenTrainer):
     config_class: ClassVar[type[TrainConfig]] = DraftModelConfig
     rate: ClassVar[float] = 3e-4
     model: nn.Module
+    distils: bool = True
 
     @classmethod
     def check(cls, target: ModelInfo, config: TrainConfig) -> None:
@@ -103,9 +165,42 @@ class DraftModelTrainer(NextTokenTrainer):
         view = TargetView(llm.runner, (), vocabulary, keep_bytes=config.feature_cache_bytes)
         info = llm.runner.info
         if config.hidden_size is not None:
-            return SmallLlamaTrainer(info, config.hidden_size, config.num_layers, view.rows, config.depths), view
-        layers = evenly(info.num_layers) if config.layers is None else config.layers
-        return SlicedTrainer(llm.folder, layers, view.rows, config.depths), view
+            kind = OwnLlamaTrainer if config.own_embedding else SmallLlamaTrainer
+            made: DraftModelTrainer = kind(info, config.shape(), view, config.depths)
+        else:
+            layers = evenly(info.num_layers) if config.layers is None else config.layers
+            made = SlicedTrainer(llm.folder, layers, view.rows, config.depths)
+        made.distils = config.token_distillation
+        return made, view
+
+    @classmethod
+    def stages(cls, llm: LLM, config: TrainConfig) -> list[Stage]:
+        """See `Trainer.stages`: pre-training and continued training, where there are texts for them."""
+        assert isinstance(config, DraftModelConfig)
+        given = (
+            ("pre-training", config.pretrain_data, config.pretrain_steps, config.pretrain_learning_rate),
+            ("continued training", config.continue_data, config.continue_steps, config.continue_learning_rate),
+        )
+        return [
+            Stage(
+                name,
+                texts_of(llm, files, most=config.most_prompts),
+                replace(config.fitting, steps=steps, learning_rate=rate),
+            )
+            for name, files, steps, rate in given
+            if files
+        ]
+
+    def relative_size(self, llm: LLM) -> float:
+        """See `Trainer.relative_size`: its layers, and the rows of the head that it drafts with."""
+        info = llm.runner.info
+        layers = sum(parameter.numel() for parameter in self.model.parameters())
+        return float((layers + self.head_rows().numel()) * info.dtype.itemsize / info.weight_bytes)
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        if self.distils and batch.final.shape[-1]:
+            return super().loss(batch, generator)
+        return text_loss(self.states(batch), self.head_rows(), batch)
 
     @abstractmethod
     def embedded(self, batch: Batch) -> Tensor:
@@ -156,33 +251,35 @@ class SmallLlamaTrainer(DraftModelTrainer):
     """Trains a small Llama on the target's vocabulary.
 
     Args:
-        target: whose vocabulary and context it has. hidden: its width, a multiple of 64 and at most the target's.
-        layers: how many. rows, depths: as above.
+        target: whose vocabulary and context it has. shape: as `DraftModelConfig.shape`, no wider than the target.
+        view: of the target. depths: as above.
     """
 
     rate: ClassVar[float] = 2e-3
+    tied: ClassVar[bool] = False
 
-    def __init__(self, target: ModelInfo, hidden: int, layers: int, rows: Tensor, depths: int | None = None) -> None:
+    def __init__(
+        self, target: ModelInfo, shape: Mapping[str, int], view: TargetView, depths: int | None = None
+    ) -> None:
         from transformers import LlamaConfig, LlamaModel
 
+        rows = view.rows
         super().__init__(rows, depths)
         self.shape: dict[str, Any] = {
             "vocab_size": target.vocab_size,
-            "hidden_size": hidden,
-            "intermediate_size": -(-8 * hidden // (3 * HEAD_DIM)) * HEAD_DIM,
-            "num_hidden_layers": layers,
-            "num_attention_heads": hidden // HEAD_DIM,
-            "num_key_value_heads": hidden // HEAD_DIM,
-            "head_dim": HEAD_DIM,
+            **shape,
             "max_position_embeddings": target.max_context,
-            "tie_word_embeddings": False,
+            "tie_word_embeddings": self.tied,
             "rms_norm_eps": 1e-5,
             "rope_theta": 10000.0,
         }
         model = LlamaModel(LlamaConfig(**self.shape))
         model.set_input_embeddings(nn.Identity())
         self.model = model
-        basis = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -hidden:].contiguous()
+        self._begin(view, torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -shape["hidden_size"] :].contiguous())
+
+    def _begin(self, view: TargetView, basis: Tensor) -> None:
+        """Embedding and head; `basis` (target's hidden, hidden) the directions in which the head's rows differ most."""
         self.reads, self.says = nn.Parameter(basis.clone()), nn.Parameter(basis.clone())
 
     def embedded(self, batch: Batch) -> Tensor:
@@ -193,16 +290,45 @@ class SmallLlamaTrainer(DraftModelTrainer):
 
     @torch.no_grad()
     def checkpoint(self, llm: LLM) -> tuple[dict[str, Any], Tensors]:
+        tensors: Tensors = {f"model.{name}": parameter for name, parameter in self.model.named_parameters()}
+        tensors |= self.ends(llm)
+        stored = read_config(llm.folder)
+        ends = {key: value for key, value in stored.items() if key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **self.shape, **ends}, tensors
+
+    def ends(self, llm: LLM) -> Tensors:
+        """Embedding and head, of all tokens."""
         info = llm.runner.info
         every = range(info.vocab_size)
         embedding = cast(Any, llm.runner).embed(every).float()
         rows = target_rows(cast(Any, llm.runner), info, torch.tensor(every)).float()
-        tensors: Tensors = {f"model.{name}": parameter for name, parameter in self.model.named_parameters()}
-        tensors["model.embed_tokens.weight"] = embedding @ self.reads.to(embedding.device)
-        tensors["lm_head.weight"] = rows @ self.says.to(rows.device)
-        stored = read_config(llm.folder)
-        ends = {key: value for key, value in stored.items() if key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **self.shape, **ends}, tensors
+        embedded = embedding @ self.reads.to(embedding.device)
+        return {"model.embed_tokens.weight": embedded, "lm_head.weight": rows @ self.says.to(rows.device)}
+
+
+class OwnLlamaTrainer(SmallLlamaTrainer):
+    """Trains a small Llama with an embedding of its own, which is its head too.
+
+    Args: as of `SmallLlamaTrainer`.
+    """
+
+    tied: ClassVar[bool] = True
+    vocabulary: Tensor
+
+    def _begin(self, view: TargetView, basis: Tensor) -> None:
+        info = view.runner.info
+        rows = target_rows(cast(Any, view.runner), info, torch.arange(info.vocab_size)).float()
+        self.embedding = nn.Parameter(rows @ basis)
+        self.register_buffer("vocabulary", view.vocabulary.to(rows.device), persistent=False)
+
+    def embedded(self, batch: Batch) -> Tensor:
+        return nn.functional.embedding(batch.tokens, self.embedding)
+
+    def head_rows(self) -> Tensor:
+        return self.embedding[self.vocabulary]
+
+    def ends(self, llm: LLM) -> Tensors:
+        return {"model.embed_tokens.weight": self.embedding}
 
 
 def evenly(count: int) -> tuple[int, ...]:

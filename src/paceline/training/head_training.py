@@ -17,14 +17,14 @@ from paceline.checkpoints import RUN_FINISHED, RUN_SETTINGS
 from paceline.errors import CapabilityError, ConfigError, PacelineError
 from paceline.models import has_ability
 from paceline.training.answers import Asked, TrainingText, answered
-from paceline.training.batches import Document, TargetView, draft_vocabulary
-from paceline.training.heads import Trainer, trainer
-from paceline.training.loop import STATE, fit
+from paceline.training.batches import Document, TargetView, draft_vocabulary, pieces
+from paceline.training.heads import Stage, Trainer, trainer
+from paceline.training.loop import STATE, LearningCurve, fit
 from paceline.training.optimizing import steps_of
 from paceline.training.processes import accelerator
 from paceline.training.report import write_report
 from paceline.training.speed import measured
-from paceline.training.splits import LEAST, split
+from paceline.training.splits import LEAST, TextSplit, split
 from paceline.training.state_shards import StateShards
 from paceline.training.train_config import TrainConfig
 from paceline.training.trained import Trained
@@ -45,6 +45,9 @@ MADE: Final = ("config.json", "adapter_config.json", "model.safetensors", "model
 
 SHARDS: Final = "states"
 """In a run's folder: states of the model, while it lasts."""
+
+ALIGNMENT: Final = "alignment"
+"""The last stage, of runs with several: on the target's answers."""
 
 TIMED: Final = 64
 """Most tokens of a timed answer."""
@@ -72,7 +75,7 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     run = folder / "run"
     processes = accelerator()
     with processes.main_process_first():
-        asked = _asked(llm, config)
+        asked, stages = _asked(llm, config), trainer(config.method).stages(llm, config)
         new = _claim(folder, _settings(llm, config), command)
         with _left_free(run, new):
             answers = _answers(llm, config, asked, run / ANSWERS)
@@ -83,7 +86,10 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
             every = [*texts.training, *texts.validation, *texts.test]
             view.shards = _shards(view, every, config, run, writes=processes.is_main_process)
     head.prepare(view, texts.training, length, config.fitting.seed)
+    curves = [(stage.name, _learned(head, view, texts, stage, run)) for stage in stages]
     curve = fit(head, view, texts, config.fitting, run)
+    if stages:
+        curves.append((ALIGNMENT, curve))
     if view.shards is not None and config.feature_folder is None and processes.is_main_process:
         view.shards.remove()
     facts, speed = _facts(llm, config, answers, command), None
@@ -93,19 +99,33 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
         if speed_prompts and head.drafts:
             prompts = head.timed_prompts(view, texts.test[:speed_prompts])
             speed = _timed(llm, head, folder, prompts, max_tokens=min(TIMED, config.max_tokens))
-    before, test = curve.tests
+    before, test = curves[0][1].tests[0] if curves else curve.tests[0], curve.tests[1]
     model = folder if head.replaces_target else None
-    trained = Trained(folder, test, before, curve, texts.sizes(), head.speculative_config(folder), model, speed)
+    trained = Trained(
+        folder, test, before, curve, texts.sizes(), head.speculative_config(folder), model, speed,
+        stages=curves, relative_size=head.relative_size(llm),
+    )  # fmt: skip
     if processes.is_main_process:
         write_report(trained, config.as_json(), facts)
     processes.wait_for_everyone()
     return trained
 
 
+def _learned(head: Trainer, view: TargetView, texts: TextSplit, stage: Stage, run: Path) -> LearningCurve:
+    """Learn a stage's texts, which the target has nothing to do with, judged on those of the target's that are not
+    learned; a stage that has ended is not gone through again.
+    """
+    folder = run / stage.name
+    folder.mkdir(exist_ok=True)
+    alone = TargetView(view.runner, None, view.vocabulary, keep_bytes=0)
+    own = TextSplit(pieces(stage.texts, stage.fitting.row_tokens), texts.validation, texts.test)
+    return fit(head, alone, own, stage.fitting, folder, phase=stage.name)
+
+
 def _settings(llm: LLM, config: TrainConfig) -> dict[str, Any]:
     """All that a run's result depends on, by which a run is known again."""
     made_by = {"model": llm.runner.info.fingerprint, "processes": accelerator().num_processes}
-    return {**made_by, **config.as_json(), "sha256": [_sum(path) for path in config.data], "split": SPLIT}
+    return {**made_by, **config.as_json(), "sha256": [_sum(path) for path in config.files()], "split": SPLIT}
 
 
 def _timed(
@@ -179,7 +199,7 @@ def _facts(llm: LLM, config: TrainConfig, answers: Sequence[TrainingText], comma
         "date": time.strftime("%Y-%m-%d"),
         "versions": {"paceline": __version__, "torch": torch.__version__},
         "data": {
-            "files": [path.name for path in config.data],
+            "files": [path.name for path in config.files()],
             "sha256": data,
             "texts": len(answers),
             "tokens": sum(len(answer.answer) for answer in answers),

@@ -20,7 +20,7 @@ from paceline.errors import PromptError
 from paceline.models.heads import write_head
 from paceline.training.answers import Asked, TrainingText, prompts_of, texts_of
 from paceline.training.batches import Batch, Document, RecordedBatch, TargetView
-from paceline.training.train_config import TrainConfig
+from paceline.training.train_config import Fitting, TrainConfig
 from paceline.utils import read_prompts, reject_unknown
 
 if TYPE_CHECKING:
@@ -28,6 +28,20 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.models import ModelInfo, Runner
     from paceline.models.heads import HeadConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Says what is learned before the target's answers, and how.
+
+    Attributes:
+        name: of its folder in the run's, and in the report.
+        texts: learned as they are, without the target.
+    """
+
+    name: str
+    texts: Sequence[TrainingText]
+    fitting: Fitting
 
 
 def trainer(method: str) -> type[Trainer]:
@@ -141,6 +155,21 @@ class Trainer(nn.Module):
         It runs whenever a run begins or goes on, and before the trainer is judged for the first time: what is prepared
         counts as known before training. Parameters are then those of the stopped run; other tensors stay as made here.
         """
+
+    @classmethod
+    def stages(cls, llm: LLM, config: TrainConfig) -> list[Stage]:
+        """Give what it learns before `config.data`, in turn; by default nothing.
+
+        Raises:
+            PromptError: what cannot be read.
+        """
+        del llm, config
+        return []
+
+    def relative_size(self, llm: LLM) -> float | None:
+        """Give the weights that one drafted token reads, those of the target's pass being 1; None where nobody asks."""
+        del llm
+        return None
 
     @abstractmethod
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:

@@ -77,17 +77,20 @@ class LearningCurve:
         return cls(judged, stored["seconds"], tests)
 
 
-def fit(head: Trainer, view: TargetView, texts: TextSplit, how: Fitting, folder: Path) -> LearningCurve:
+def fit(
+    head: Trainer, view: TargetView, texts: TextSplit, how: Fitting, folder: Path, *, phase: str = "training"
+) -> LearningCurve:
     """Train a head, or go on where a run that was stopped has left its state in `folder`.
 
     Args:
         head: ends with the weights that were judged best.
         texts: to learn, to judge by, and to test it on before and after.
+        phase: what this is called while it lasts.
     """
     for torn in folder.glob(".tmp*"):  # of a save that was killed
         torn.unlink()
     run = _Run(head, view, texts, how, folder)
-    run.go()
+    run.go(phase)
     run.processes.wait_for_everyone()
     head.load_state_dict(load_file(folder / BEST), strict=False)
     head.choose(view, texts.validation, how.row_tokens)
@@ -119,10 +122,10 @@ class _Run:
     def spent(self) -> float:
         return self.seconds + perf_counter() - self.start
 
-    def go(self) -> None:
+    def go(self, phase: str) -> None:
         """Train to the end, judging on the way."""
         quiet, done = not self.processes.is_main_process, 100 * min(1.0, self.done)
-        with self.signals, Shown("training", 100, done=done, quiet=quiet, bar_format=BAR) as shown:
+        with self.signals, Shown(phase, 100, done=done, quiet=quiet, bar_format=BAR) as shown:
             while True:
                 if not self.curve.judged or self._to_be_judged():
                     self._judge()

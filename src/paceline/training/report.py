@@ -55,6 +55,12 @@ def write_report(trained: Trained, settings: Mapping[str, Any], facts: Mapping[s
         "texts": {name: asdict(size) for name, size in trained.sizes.items()},
         "steps": curve.best.step,
         "minutes": curve.seconds / 60,
+        "stages": [
+            {"name": name, "steps": one.best.step, **figures(one.tests[1], drafts=drafts)}
+            for name, one in trained.stages
+        ],
+        "relative_size": trained.relative_size,
+        "mbsu": trained.mbsu,
         "speed": trained.speed,
         "curve": [_judged(judgement, drafts=drafts) for judgement in curve.judged],
         "settings": settings,
@@ -64,7 +70,7 @@ def write_report(trained: Trained, settings: Mapping[str, Any], facts: Mapping[s
         fresh.write_text(json.dumps(report, indent=2) + "\n")
     page = PAGE.format(
         title=f"{escape(settings['method'])} for {escape(str(facts['target']['name']))}",
-        judged=_tested(trained, drafts=drafts),
+        judged=_tested(trained, drafts=drafts) + _stages(trained),
         plot=_plot(trained, drafts=drafts),
         speed="" if trained.speed is None else _speed(trained.speed),
         facts=escape(json.dumps({"provenance": facts, "settings": settings}, indent=2)),
@@ -134,6 +140,18 @@ def _tested(trained: Trained, *, drafts: bool) -> str:
         before_cells=cells(before),
         after_cells=cells(test),
     )
+
+
+def _stages(trained: Trained) -> str:
+    """What each stage brought, on the same texts; and what a pass with drafts is worth where memory is what counts."""
+    if not trained.stages:
+        return ""
+    heads, rows = "".join(f"<th>draft {depth + 1}</th>" for depth in range(len(trained.test.acceptance))), []
+    for name, tested in (("before", trained.before), *((name, curve.tests[1]) for name, curve in trained.stages)):
+        cells = "".join(f"<td>{share:.2f}</td>" for share in tested.acceptance)
+        rows.append(f"<tr><td>{escape(name)}</td><td>{tested.length:.2f}</td>{cells}</tr>")
+    bound = "" if trained.mbsu is None else f"<p>Memory-bound speed-up: {trained.mbsu:.2f}.</p>\n"
+    return f"<h2>Stages</h2><table><tr><th>after</th><th>tokens a pass</th>{heads}</tr>{''.join(rows)}</table>\n{bound}"
 
 
 def _speed(speed: Mapping[str, Any]) -> str:

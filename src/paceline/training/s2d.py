@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from paceline.checkpoints import QUANTIZATION_KEYS, Tokenizer, open_checkpoint, read_config, resolve, same_tokenizer
 from paceline.config import documented, option
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models.heads import DraftExits
+from paceline.models.heads import DraftExits, usual_exits
 from paceline.training.batches import Batch, Document, TargetView, packed
 from paceline.training.draft_model import check_layers, embedding_of, shortened, sliced, with_layers, write_checkpoint
 from paceline.training.judging import chain_length
@@ -270,7 +270,7 @@ def exits_of(config: S2dConfig, stored: DraftExits | None, layers: int) -> Draft
     """
     chosen = (stored.layers if stored is not None else None) if config.exits is None else config.exits
     if chosen is None:
-        chosen = tuple(sorted({max(1, layers // 2), max(1, 3 * layers // 4)} - {layers}))
+        chosen = usual_exits(layers)
     need(max(chosen) < layers and min(chosen) > 0, "exits", f"be layers in 1..{layers - 1}", chosen)
     kept = stored is not None and config.thresholds_only and stored.layers == chosen
     return stored if stored is not None and kept else DraftExits(chosen)

@@ -92,10 +92,20 @@ class TrainConfig:
         sized = self.feature_folder is None or self.feature_disk_bytes > 0
         need(sized, "feature_folder", "come with feature_disk_bytes (--feature-disk-gib)", self.feature_folder)
 
+    def files(self) -> list[Path]:
+        """All that is learned from."""
+        return list(self.data)
+
     def as_json(self) -> dict[str, Any]:
         """For the run's folder and the report."""
-        kept = {key: value for key, value in asdict(self).items() if key != "feature_folder"}
-        return {**kept, "data": [path.name for path in self.data], "taps": self.taps and list(self.taps)}
+        return {key: _plain(value) for key, value in asdict(self).items() if key != "feature_folder"}
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON has it, of files their names."""
+    if isinstance(value, tuple | list):
+        return [each.name if isinstance(each, Path) else each for each in value]
+    return value
 
 
 @documented

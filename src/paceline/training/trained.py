@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ class Trained:
         speculative_config: how it is drafted with; empty for what does not draft.
         model: the folder, where it is a model in place of the target.
         speed: what `measured` says of it, where it was timed.
+        stages: of a run with several, each by name with its curve, the last one `curve`; `before` is before them all.
+        relative_size: weights that a drafted token reads, those of the target's pass being 1, where that is known.
     """
 
     folder: Path
@@ -34,3 +36,12 @@ class Trained:
     speculative_config: Mapping[str, Any]
     model: Path | None
     speed: Mapping[str, Any] | None
+    stages: Sequence[tuple[str, LearningCurve]] = ()
+    relative_size: float | None = None
+
+    @property
+    def mbsu(self) -> float | None:
+        """Memory-bound speed-up: tokens a pass with a chain of all depths, by what drafting and the pass read."""
+        if self.relative_size is None:
+            return None
+        return self.test.length / (len(self.test.acceptance) * self.relative_size + 1)

@@ -36,6 +36,7 @@ from paceline.drafters.growth.levels import TreeDraft
 from paceline.drafters.growth.policies import MAX_WIDTH
 from paceline.errors import CapabilityError
 from paceline.models import LayeredRunner, LayerPlan
+from paceline.models.heads import usual_exits
 from paceline.tree import Budget, TokenTree
 from paceline.utils import integer, need, number
 
@@ -310,11 +311,6 @@ def _exits(chosen: Sequence[int] | None, layers: int) -> tuple[int, ...]:
     rule = f"be layers in 1..{layers - 1} in ascending order"
     need(whole and list(chosen) == sorted(set(chosen)), "draft_exits", rule, chosen)
     return (*chosen, layers)
-
-
-def usual_exits(layers: int) -> list[int]:
-    """A half and three quarters of so many layers, as in the paper."""
-    return sorted({max(1, layers // 2), max(1, 3 * layers // 4)} - {layers})
 
 
 def _chosen(trained: DraftExits | None, exits: Sequence[int], args: DrafterArgs) -> float | Sequence[float]:

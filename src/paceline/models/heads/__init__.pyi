@@ -1,5 +1,6 @@
 from .acceptance_head import AcceptanceHead as AcceptanceHead
 from .draft_exits import DraftExits as DraftExits
+from .draft_exits import usual_exits as usual_exits
 from .formats.base import HeadTarget as HeadTarget
 from .formats.known import WRITTEN as WRITTEN
 from .formats.known import writer as writer

@@ -70,3 +70,8 @@ class DraftExits:
         if any(len(thresholds) != len(layers) for _, thresholds in chosen):
             raise CheckpointError(f"{problem} it again")
         return cls(layers, chosen)
+
+
+def usual_exits(layers: int) -> tuple[int, ...]:
+    """A half and three quarters of so many layers, as in the paper."""
+    return tuple(sorted({max(1, layers // 2), max(1, 3 * layers // 4)} - {layers}))
