@@ -5,6 +5,7 @@ tree.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -97,7 +98,8 @@ def test_the_fastest_within_the_budget_is_chosen_and_not_the_largest_tree(
     """With a clock by which a drafted token takes two passes, one draft wins although twelve fit; with one by which it
     takes nothing the same search takes twelve.
     """
-    arms = [Arm({"method": "ngram", "num_speculative_tokens": number}, 1) for number in (1, 12)]
+    always_right = {"method": "draft_model", "model": str(llm.folder)}
+    arms = [Arm({**always_right, "num_speculative_tokens": number}, 1) for number in (1, 12)]
     monkeypatch.setattr("paceline.tune.search.MAX_PAIRS", 6)
     for level, best in ((2.0, 0), (0.0, 1)):
 
@@ -111,8 +113,9 @@ def test_the_fastest_within_the_budget_is_chosen_and_not_the_largest_tree(
 
         monkeypatch.setattr("paceline.tune.tuning.in_turn", clocked)
         found = tune(
-            llm, llm.folder, prompts(2, 30), tried=Candidates(arms, {}), budget=30.0, max_tokens=16, memory=10**8
-        )
+            llm, llm.folder, prompts(2, 30), tried=Candidates(arms, {}), budget=5.0, max_tokens=26, memory=10**8,
+            clock=count(0.0, 0.2).__next__,
+        )  # fmt: skip
         assert found.best == arms[best]
         assert found.memory is not None
         assert found.memory["settings"].keys() == {one.words(1) for one in arms}
