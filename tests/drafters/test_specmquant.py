@@ -5,10 +5,13 @@ stays.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny_checkpoint
 import torch
 from tools.enumerate_draws import Choices, EnumeratingDraws, distance, enumerate_distribution
 from tools.one_sequence import begin, enumerated, propose
@@ -17,14 +20,17 @@ from tools.random_trees import WRONG, distribution_error
 from toy_models import ToyModels, nested
 from toys import ToyRunner
 
+from benchmarks.stand_ins import written_head
 from paceline import LLM, SamplingParams
 from paceline.assembly.build import ExactJudge
 from paceline.bench import bundled_prompts
 from paceline.drafters import DrafterArgs
 from paceline.drafters.common import draft_rows
+from paceline.drafters.draft_model.middle_head import MiddleHead
 from paceline.drafters.draft_model.specmquant import SpecMQuantDrafter, reroot
 from paceline.errors import ConfigError, DrafterError
 from paceline.llm import BUNDLED
+from paceline.models.heads import HeadConfig
 from paceline.tree import EMPTY_TREE, TokenTree, Trial, Verdict
 from paceline.verifiers import RecursiveRejection
 
@@ -51,6 +57,7 @@ def drafter_of(
     args = DrafterArgs(
         vocab_size=size, index=0, max_context=99, models=models, load_runner=lambda name: small,
         nested=lambda config: nested(config, args), judge=judge or ExactJudge(),
+        nested_for=lambda config, model: nested(config, replace(args, target=model)),
     )  # fmt: skip
     return SpecMQuantDrafter(args, **options), models
 
@@ -239,3 +246,107 @@ def test_the_bundled_pair_with_an_int4_copy_between() -> None:
         assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in want]
         drafted = sum(o.metrics.num_draft_tokens for o in found)
         assert params.temperature > 0 or sum(o.metrics.num_accepted_tokens for o in found) > 0.6 * drafted
+
+
+def head_of(size: int, method: Any = "eagle", **more: Any) -> str:
+    """The folder of a random head for toys of so many tokens."""
+    layer = {"num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 64}
+    own = HeadConfig(method=method, hidden_size=8, vocab_size=size, draft_vocab_size=size, layer=layer, **more)
+    return written_head(own, shared=False)
+
+
+HEADS: list[tuple[str, dict[str, Any]]] = [
+    ("eagle2", {}), ("eagle", {}), ("eagle3", {"method": "eagle3", "taps": (0, 1, 3)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "more"), HEADS)
+def test_a_head_of_the_middle_model_drafts_as_a_fresh_one_whatever_the_target_kept(
+    method: str, more: dict[str, Any]
+) -> None:
+    """Chains are what the middle model says, and trees those of a head that was told the whole text at once. Negative
+    control: a head that is told other states of what the target kept of a chain.
+    """
+    config = {"method": method, "model": head_of(11, **more)}
+    drafter, models = drafter_of(draft=config, draft_nodes=6, draft_depth=3)
+    inner = drafter.inner
+    assert isinstance(inner, MiddleHead)
+    grown: list[list[int]] = []
+    trees_of = inner.propose
+
+    def watched(*args: Any) -> Any:
+        trees = trees_of(*args)
+        grown.extend(tree.tokens.tolist() for tree in trees)
+        return trees
+
+    inner.propose = watched  # type: ignore[method-assign]
+
+    def drafted(state: Any) -> tuple[list[int], list[list[int]]]:
+        grown.clear()
+        tree = propose(drafter, state)
+        return tree.tokens.tolist(), list(grown)
+
+    state = begin(drafter, [1, 2, 3])
+    for step in range(7):
+        found = drafted(state)
+        fresh = begin(drafter, state.context.tokens)
+        assert found == drafted(fresh)
+        assert any(found[1]), "the head drafts"
+        assert found[0] == models.middle.greedy(state.context.tokens, len(found[0]))
+        assert drafted(state) == found, "a second call in a step"
+        drafter.end([fresh])
+        kept = min((0, 2, 1, 9, 0, 9, 1)[step], len(found[0]))
+        state.context.tokens += [*found[0][:kept], (step * 3) % 11]
+    state.inner.rows = -3 * state.inner.rows  # the control
+    assert drafted(state) != drafted(begin(drafter, state.context.tokens))
+    drafter.end([state])
+
+
+def test_the_middle_models_head_saves_it_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the head is right. Negative control: one that never is saves none."""
+
+    def passes(*, right: bool) -> int:
+        drafter, models = drafter_of(draft={"method": "eagle2", "model": head_of(11)}, min_draft_length=6)
+        inner = drafter.inner
+        assert isinstance(inner, MiddleHead)
+
+        def told(states: Sequence[Any], budgets: Sequence[Any], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+            said = models.middle.greedy(states[0].extended.tokens, max(budgets[0].depth, 1))
+            tokens = said if right else [(token + 1) % 11 for token in said]
+            return [TokenTree.chain(tokens[: budgets[0].depth])]
+
+        monkeypatch.setattr(inner, "propose", told)
+        state = begin(drafter, [1, 2, 3])
+        before = models.middle.calls
+        assert len(propose(drafter, state, 6)) == 6
+        return models.middle.calls - before
+
+    assert passes(right=True) == 2, "the prompt, and one tree"
+    assert passes(right=False) == 7
+
+
+def test_with_a_head_the_output_keeps_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = {"method": "eagle", "model": head_of(VOCAB), "tree_width": 2}
+    draws, _ = program(monkeypatch, draft=draft, min_draft_length=2, draft_nodes=2, draft_depth=1)
+    assert distribution_error(draws, random_target(1, VOCAB, zeros=0.0), 3) < 1e-6, "float32 rows"
+
+
+def test_a_real_model_with_a_head_for_its_copy_says_the_same(tmp_path: Path) -> None:
+    folder = tiny_checkpoint.write(tmp_path / "target")
+    plain = LLM(folder, speculative_config=None, dtype="float32")
+    info = plain.runner.info
+    layer = {"num_attention_heads": 2, "intermediate_size": 48, "max_position_embeddings": 128}
+    own = HeadConfig(
+        method="eagle", hidden_size=info.hidden_size, vocab_size=info.vocab_size, draft_vocab_size=info.vocab_size,
+        layer=layer,
+    )  # fmt: skip
+    draft = {"method": "eagle2", "model": written_head(own, shared=False)}
+    fast = plain.with_speculative_config(
+        {"method": "specmquant", "draft": draft, "quantization": "int8", "num_speculative_tokens": 4}
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [5 + 3 * i for i in range(n)]} for n in (3, 20)]
+    found = fast.generate(prompts, params)
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in plain.generate(prompts, params)]
+    assert not any(o.metrics.dropped_drafters for o in found)
+    assert sum(o.metrics.num_accepted_tokens for o in found) > 0

@@ -81,7 +81,7 @@ WANTED: dict[str, dict[str, Any]] = {
     "p_eagle": {"num_layers": 1, "fitting": SHORT},
     "pard": {"draft_model": str(BUNDLED / "draft"), "fitting": replace(SHORT, learning_rate=1e-3)},
     "medusa2": {"fitting": replace(SHORT, learning_rate=1e-3)},
-    "s2d": {"fitting": replace(SHORT, steps=14, learning_rate=1e-3)},
+    "s2d": {"fitting": replace(SHORT, learning_rate=1e-3)},
     "layer_skip": {"exit_layer": 1, "fitting": replace(SHORT, learning_rate=1e-3)},
 }
 """Changes to `config`; the methods that learn the whole vocabulary take their time."""

@@ -353,6 +353,7 @@ def _drafter(
         load_runner=load,
         models=models,
         nested=lambda config: _nested(config, name, runner, load, tokenizer, models=models, chains_only=chains_only),
+        nested_for=lambda config, model: _nested(config, name, model, load, tokenizer, models=models),
         judge=ExactJudge(),
         chains_only=chains_only,
         fingerprint=str if tokenizer is None else tokenizer.fingerprint,
@@ -382,7 +383,7 @@ def _nested(
     tokenizer: Tokenizer | None,
     *,
     models: Models | None,
-    chains_only: bool,
+    chains_only: bool = False,
 ) -> Drafter:
     """A drafter that another one is built on.
 

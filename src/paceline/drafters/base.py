@@ -209,6 +209,7 @@ class DrafterArgs:
         load_runner: opens another checkpoint by name, after checking that its tokenizer is the target's.
         models: the same, and more ways to open models.
         nested: makes a drafter from a `speculative_config` of one method, for drafters built on others.
+        nested_for: the same for a model in the place of the target.
         judge: verifies for these.
         chains_only: the rule of acceptance judges chains alone.
         fingerprint: names the tokenizer, so that tables and datastores made with another one are rejected; called only
@@ -222,6 +223,7 @@ class DrafterArgs:
     load_runner: Callable[[str], Runner] | None = None
     models: Models | None = None
     nested: Callable[[Mapping[str, Any] | str], Drafter] | None = None
+    nested_for: Callable[[Mapping[str, Any] | str, Runner], Drafter] | None = None
     judge: Judge | None = None
     fingerprint: Callable[[], str] = str
     chains_only: bool = False

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from paceline.config import QUANTIZATIONS
 from paceline.drafters.base import Context, Drafter, DrafterArgs
@@ -23,6 +23,7 @@ from paceline.drafters.common.bases import ModelDrafter, draws_for
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_rows import chances_of, fit_rows, rows_before_a_dead_end, uniform, weights
 from paceline.drafters.common.draft_state import FEW, CacheFollower, agreed, catch_up
+from paceline.drafters.draft_model.middle_head import MiddleHead
 from paceline.drafters.growth.base import as_tree
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 from paceline.models import Runner
@@ -32,8 +33,9 @@ from paceline.utils import integer, need
 if TYPE_CHECKING:
     import torch
 
+    from paceline.drafters.heads.cached_drafter import CachedHeadDrafter
     from paceline.models import SequenceCache
-    from paceline.tree import Verdict
+    from paceline.tree import Scores, Verdict
 
 _STEP: Final = 1 << 41
 _ROUND: Final = 1 << 42
@@ -81,7 +83,7 @@ class MiddleState(CacheFollower):
         extended.tokens[kept:] = new[same:]
         if (length := min(kept, len(text) - 1)) < self.cache.length:
             runner.truncate(self.cache, length)
-        if inner is not None:
+        if inner is not None and not isinstance(inner, MiddleHead):
             inner.rewind(self.inner, kept)
         extended.seed = int(uniform(context.seed, len(text), _STEP) * 2**53)
         extended.temperature = context.temperature if drawn else 0.0
@@ -124,6 +126,8 @@ class MiddleState(CacheFollower):
 
     def fork(self, context: Context, runner: Runner, inner: Any) -> MiddleState:
         """A state for a copy of the sequence."""
+        if isinstance(inner, MiddleHead):  # whose states are those of passes that it was told of
+            return MiddleState(context, runner.open(), inner.begin)
         self.follow(runner, inner, drawn=self._drawn)
         shares = runner.capabilities.fork
         cache = runner.fork(self.cache) if shares else runner.open()
@@ -144,6 +148,9 @@ def paths_of(tree: TokenTree) -> list[list[int]]:
     return [[], *([int(tree.tokens[i]) for i in tree.path(node)] for node in range(len(tree)))]
 
 
+HEADS: Final = ("eagle", "eagle2", "eagle3")
+"""Methods of heads that may draft for the middle model."""
+
 LENGTH: Final = 4
 NODES: Final = 12
 DEPTH: Final = 6
@@ -156,7 +163,8 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
     Args:
         model: folder or hub id of the small model, which grows trees as `draft_model` with tree_policy "eagle2"; None
             without `draft` lets the middle model draft alone.
-        draft: instead, the config of the small model's method: `draft_model` or `quantized_copy` with their options.
+        draft: instead, the config of the small model's method: `draft_model` or `quantized_copy` with their options; or
+            of a head that was trained for the middle model, `eagle2` as in the paper, or `eagle`, `eagle3`.
         quantization: the middle model is the target's copy so rounded, "int4" by default; see `quantized_copy`.
         intermediate_model: instead, folder or hub id of the middle model.
         min_draft_length: tokens of a chain from which on no further round is begun.
@@ -199,8 +207,8 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         self.judge = args.judge
         if model is not None:
             draft = {"method": "draft_model", "model": model, "tree_policy": "eagle2"}
-        self.inner = None if draft is None else _inner(args, draft)
         self.runner = _middle(args, quantization, intermediate_model)
+        self.inner = None if draft is None else _inner(args, draft, self.runner)
 
     def begin(self, contexts: Sequence[Context]) -> list[MiddleState]:
         return [MiddleState(context, self.runner.open(), self._begin_inner) for context in contexts]
@@ -215,7 +223,11 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         active = [(state, budgets[i], most) for i, state, most in requested if most > 0]
         for state, _, _ in active:
             state.follow(self.runner, self.inner, drawn=draws_for(state.context, self.method))
-        if active:
+        if active and isinstance(self.inner, MiddleHead):
+            self.inner.read(
+                self.runner, [state.inner for state, _, _ in active], [state.cache for state, _, _ in active]
+            )
+        elif active:
             catch_up(self.runner, [state for state, _, _ in active], FEW)
         while active:
             self._round([state for state, _, _ in active], [most for *_, most in active])
@@ -223,7 +235,8 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         return [state.chain(self.index) if most > 0 else EMPTY_TREE for _, state, most in requested]
 
     def runners(self) -> Sequence[Runner]:
-        return (self.runner, *(() if self.inner is None else self.inner.runners()))
+        inner = self.inner.drafter if isinstance(self.inner, MiddleHead) else self.inner
+        return (self.runner, *(() if inner is None else inner.runners()))
 
     def fork(self, state: MiddleState, context: Context) -> MiddleState:
         return state.fork(context, self.runner, self.inner)
@@ -234,13 +247,16 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
             self.inner.end([state.inner for state in states])
 
     def _begin_inner(self, context: Context) -> Any:
+        if isinstance(self.inner, MiddleHead):
+            return self.inner.begin(context)
         return None if self.inner is None else self.inner.begin([context])[0]
 
     def _round(self, states: Sequence[MiddleState], most: Sequence[int]) -> None:
         """One tree of the small model each, and what the middle model says to it."""
         trees = self._trees(states, most)
         rooted = [reroot(state.pending, tree) for state, tree in zip(states, trees, strict=True)]
-        scores = self.runner.score([s.cache for s in states], [s.pending[0] for s in states], rooted)
+        taps = self.inner.taps if isinstance(self.inner, MiddleHead) else ()
+        scores = self.runner.score([s.cache for s in states], [s.pending[0] for s in states], rooted, taps=taps)
         rows = [
             weights(state.extended, fit_rows(scores.of(i)[-1 - len(tree) :], self.vocab_size), paths_of(tree))
             for i, (state, tree) in enumerate(zip(states, trees, strict=True))
@@ -249,18 +265,28 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         for i in {*range(len(states))} - {*going}:
             states[i].over = True
         if going:
-            self._judge([states[i] for i in going], [trees[i] for i in going], [rows[i] for i in going])
+            self._judge(states, trees, rows, scores, going)
 
-    def _judge(self, states: Sequence[MiddleState], trees: Sequence[TokenTree], rows: Sequence[torch.Tensor]) -> None:
-        """Append to the chains what the middle model says to the trees, by its log-weights (1 + n, v) for each."""
+    def _judge(
+        self, every: Sequence[MiddleState], grown: Sequence[TokenTree], weights_env: Sequence[torch.Tensor],
+        scores: Scores, going: Sequence[int],
+    ) -> None:  # fmt: skip
+        """Append to the chains of those that are going what the middle model says to the trees, by its log-weights
+        (1 + n, v) for each, of a pass over all.
+        """
+        states, trees = [every[i] for i in going], [grown[i] for i in going]
+        rows = [weights_env[i] for i in going]
         verdicts = self.judge.verify(trees, rows, [state.seed for state in states])
         behind = [len(state.pending) - 1 for state in states]
         paths = [[*range(k), *(k + node for node in v.path)] for k, v in zip(behind, verdicts, strict=True)]
         self.runner.commit([state.cache for state in states], paths)
         for state, verdict, rows_nv in zip(states, verdicts, rows, strict=True):
             state.take(verdict, rows_nv)
-        if self.inner is not None:
-            self.inner.observe([state.inner for state in states], trees, verdicts, None)
+        inner = [state.inner for state in states]
+        if isinstance(self.inner, MiddleHead):
+            self.inner.observe(inner, trees, verdicts, replace(scores, rows=tuple(scores.rows[i] for i in going)))
+        elif self.inner is not None:
+            self.inner.observe(inner, trees, verdicts, None)
 
     def _trees(self, states: Sequence[MiddleState], most: Sequence[int]) -> list[TokenTree]:
         """The small model's trees; no deeper than what the chain lacks but for the middle model's own token."""
@@ -271,8 +297,8 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         return self.inner.propose([state.inner for state in states], budgets, [EMPTY_TREE] * len(states))
 
 
-def _inner(args: DrafterArgs, config: Mapping[str, Any] | str) -> Drafter:
-    """The small model's drafter.
+def _inner(args: DrafterArgs, config: Mapping[str, Any] | str, middle: Runner) -> Drafter | MiddleHead:
+    """The small model's drafter, or the middle model's head.
 
     Raises:
         DrafterError: one that cannot go back.
@@ -281,6 +307,9 @@ def _inner(args: DrafterArgs, config: Mapping[str, Any] | str) -> Drafter:
     need(isinstance(config, Mapping | str), "draft", "be a dict or the name of a method", config)
     if args.nested is None:
         raise ConfigError("method 'specmquant' needs an engine that makes its small model; leave model and draft out")
+    name = config if isinstance(config, str) else config.get("method")
+    if name in HEADS and args.nested_for is not None:
+        return MiddleHead(cast("CachedHeadDrafter[Any]", args.nested_for(config, middle)))
     drafter = args.nested(config)
     for model in drafter.runners():
         if not model.capabilities.truncate:
@@ -290,7 +319,8 @@ def _inner(args: DrafterArgs, config: Mapping[str, Any] | str) -> Drafter:
             )
     if not drafter.rewinds:
         raise DrafterError(
-            f"draft of 'specmquant' must be draft_model or quantized_copy, got {drafter.name!r}, which cannot go back"
+            f"draft of 'specmquant' must be draft_model, quantized_copy or one of {', '.join(HEADS)}, got "
+            f"{drafter.name!r}, which cannot go back"
         )
     return drafter
 

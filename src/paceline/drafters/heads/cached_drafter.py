@@ -85,12 +85,17 @@ class CachedHeadDrafter(HeadDrafter[C]):
         """Take the target's states of the committed tokens."""
         for i, (state, verdict) in enumerate(zip(states, verdicts, strict=True)):
             passed = of_pass(scores, i, verdict, self.taps)
-            known = self.none if passed is None else passed
-            state.states.add(known)
-            if not state.knows_its_text:
-                self._begin_anew(state, known)
-            if self.tap_window is not None and state.states.count > self.tap_window + CHUNK:
-                self._begin_anew(state, state.states.all()[-self.tap_window :].clone())
+            self.learn(state, self.none if passed is None else passed)
+
+    def learn(self, state: C, known: torch.Tensor) -> None:
+        """Take the target's states (n, taps * hidden) of the last n tokens of the text but the very last; where more
+        have come since, the text is seen anew from these on.
+        """
+        state.states.add(known)
+        if not state.knows_its_text:
+            self._begin_anew(state, known)
+        if self.tap_window is not None and state.states.count > self.tap_window + CHUNK:
+            self._begin_anew(state, state.states.all()[-self.tap_window :].clone())
 
     def _begin_anew(self, state: C, known: torch.Tensor) -> None:
         """See the text from where its last states are known on."""
