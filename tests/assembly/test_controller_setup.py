@@ -85,6 +85,18 @@ def test_a_trained_head_is_no_draft_model(method: str, tmp_path: Path) -> None:
     assert not head_methods(BUNDLED_FOLDER / "draft"), "an ordinary model is none"
 
 
+def test_what_holds_no_weights_of_a_head_is_left_to_those_who_open_draft_models(tmp_path: Path) -> None:
+    """A GGUF file beside a config.json, as many repositories have it; paths that cannot be looked at."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert not head_methods(tmp_path)
+    assert not head_methods("~nobody-of-this-name/draft")
+    assert not head_methods("x" * 5000)
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"hydra_num_heads": 4}')
+    assert "hydra" in head_methods(tmp_path), "the control"
+
+
 @pytest.mark.parametrize("method", ["ngram", ["ngram", "draft_model"]])
 @pytest.mark.parametrize("name", ["auto", "heuristic", "online_acceptance", "ppd", None])
 def test_no_speculative_tokens_are_none_whatever_the_controller(method: Any, name: str | None) -> None:

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from acceptance_heads import acceptance_head
 from safetensors.torch import load_file, save_file
 
 from benchmarks.stand_ins import head_weights, written_head
 from paceline import LLM, SamplingParams, registry
 from paceline.bench import BUNDLED_DRAFT, bundled_prompts
+from paceline.checkpoints import read_config
 from paceline.config import LearnConfig, options_of
 from paceline.drafters.learning import LearningDrafter, LearningStatus, learning_drafter
 from paceline.drafters.learning.records import TrafficBuffer, TrafficRecord
@@ -251,6 +253,18 @@ def test_a_draft_model_learns_and_the_trainer_goes_with_the_model(llm: LLM, plai
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert set(Path(tempfile.gettempdir()).glob("paceline-learn-*")) <= kept
+
+
+def test_a_draft_model_with_an_acceptance_head_learns(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller that reads the head is told of it by the drafter that learns; no trainer is started."""
+    monkeypatch.setattr(learning_drafter, "TrainerProcess", Idle)
+    head = str(acceptance_head(hidden=read_config(BUNDLED_DRAFT)["hidden_size"]).write(tmp_path / "head"))
+    spec = {"method": "draft_model", "model": str(BUNDLED_DRAFT), "acceptance_head": head, "learn": QUICK}
+    with llm.with_speculative_config(spec) as taught:
+        assert taught.engine.parts.controller.name == "specdec_pp"
+        assert drafter_of(taught).foretells
 
 
 def test_the_buffer_is_bounded_and_keeps_tenants_apart() -> None:

@@ -166,6 +166,35 @@ def test_labels_follow_what_is_accepted_and_taken_back(
     assert not close(branched(selecting(model, channels, compiled), fresh=False), read_anew), "the control"
 
 
+@FORMS
+def test_labels_are_read_anew_where_other_tokens_were_read_as_a_prompt(
+    model: LlamaForCausalLM, channels: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a search goes back and on; passes over a prompt look at no labels. Negative control: nobody forgets."""
+
+    def behind_other_tokens(fresh: bool) -> torch.Tensor:
+        runner = selecting(model, channels, compiled, dense_layers=0)
+        cache = runner.open()
+        runner.extend([cache], [TEXT[:90]])
+        runner.score([cache], [TEXT[90]], [EMPTY_TREE])
+        runner.truncate(cache, 40)
+        runner.extend([cache], [TEXT[70:110]])
+        return runner.score([runner.fork(cache) if fresh else cache], [3], [EMPTY_TREE]).logits
+
+    read_anew = behind_other_tokens(fresh=True)
+    assert close(behind_other_tokens(fresh=False), read_anew)
+    monkeypatch.setattr(DoubleSparsity, "forget", lambda self, segment: None)
+    assert not close(behind_other_tokens(fresh=False), read_anew, 0.1), "the control"
+
+
+@FORMS
+def test_a_model_without_layers_that_choose_is_read_whole(
+    model: LlamaForCausalLM, channels: str, compiled: bool
+) -> None:
+    whole = decoded(runner_of(model, compiled=compiled))
+    assert torch.equal(decoded(selecting(model, channels, compiled, dense_layers=9)), whole)
+
+
 def planted(ranking: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """What two heads attend to of 100 tokens, the 40th of which has a key like the query and values of 1."""
     shape = AttentionShape(1, 2, 32, 32**-0.5, None, (None,), (0,))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from paceline import LLM
 from paceline.checkpoints import read_config
-from paceline.errors import CheckpointError, ConfigError
+from paceline.errors import CapabilityError, CheckpointError, ConfigError
 from paceline.models.heads import DraftExits
 from paceline.training import Document, Fitting, train, trainer, training_config
 from paceline.training.s2d import GRID, S2dTrainer, best_thresholds, promised, served_by
@@ -55,6 +55,15 @@ def test_each_exit_is_the_model_that_ends_there(llm: LLM) -> None:
             found = states[filled] @ made.head.T
             assert torch.allclose(found, exit_logits(llm, layer), atol=1e-3)
             assert not torch.allclose(found, exit_logits(llm, layer % 4 + 1), atol=1e-1)
+
+
+def test_a_draft_model_that_does_not_count_its_layers_is_named(llm: LLM, tmp_path: Path) -> None:
+    """As a part of a larger model, whose own config.json says it further down."""
+    folder = tiny_checkpoint.write(tmp_path / "draft")
+    assert untrained(llm, draft_model=str(folder))[0].made_of == (0, 1), "the control"
+    tiny_checkpoint.edit_json(folder / "config.json", num_hidden_layers=None)
+    with pytest.raises(CapabilityError, match="a 'llama' model has no num_hidden_layers at its top"):
+        untrained(llm, draft_model=str(folder))
 
 
 def test_the_loss_is_the_sum_over_the_exits_of_one_batch(llm: LLM) -> None:

@@ -13,7 +13,8 @@ from tiny_checkpoint import write
 from tiny_llama import runner_of, tiny_llama, weights_of
 
 from paceline import LLM, ConfigError, SamplingParams
-from paceline.assembly import MemoryMeter, memory_use
+from paceline.assembly import MemoryMeter, controller_setup, limited, memory_use
+from paceline.controllers.policies import FixedController
 from paceline.engine import watching
 from paceline.llm import BUNDLED
 from paceline.tune import tune
@@ -90,6 +91,17 @@ def test_a_setting_that_does_not_fit_is_rejected_and_one_that_does_keeps_within(
     with watching(free.engine, wide):
         free.generate(prompts(1, 40), SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
     assert one.fixed + wide.peak > size, "the control: without a budget it is passed"
+
+
+def test_a_prediction_changes_nothing_of_what_is_timed_later(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft models take single blocks under a limit alone: doctor predicts, and then measures."""
+    saved: list[Any] = []
+    monkeypatch.setattr(controller_setup, "save_memory", saved.append)
+    drafters = llm.with_speculative_config(DRAFT).engine.parts.drafter_set.drafters
+    memory_use(llm.runner, drafters, [64], 8)
+    assert not saved
+    limited(FixedController(3), llm.runner, drafters, 10**9)
+    assert saved == [drafters[0].runners()[0]], "the control"
 
 
 def test_the_fastest_within_the_budget_is_chosen_and_not_the_largest_tree(

@@ -350,7 +350,7 @@ def runners_of(drafter: Drafter) -> list[Runner]:
 
 
 def footprint_of(runner: Runner, drafters: Sequence[Drafter]) -> Footprint:
-    """What a drafted token takes.
+    """What a drafted token takes, where the caches of draft models take single blocks (`save_memory`).
 
     Raises:
         ConfigError: caches that are not counted.
@@ -362,8 +362,6 @@ def footprint_of(runner: Runner, drafters: Sequence[Drafter]) -> Footprint:
             raise ConfigError(
                 f"speculative_memory_bytes is not available with {model.info.name}: its caches are not counted"
             )
-    for draft in drafts:
-        save_memory(draft)
     vocab = runner.info.vocab_size
     draws = 2 * ROW * vocab if drafts or rows else ROW * vocab
     return Footprint(
@@ -387,6 +385,9 @@ def limited(controller: Controller, runner: Runner, drafters: Sequence[Drafter],
     if limit is None or not drafters:
         return controller
     footprint = footprint_of(runner, drafters)
+    for drafter in drafters:
+        for draft in runners_of(drafter):
+            save_memory(draft)
     least = footprint.sequence(SHORTEST, 1, 0.0)
     if limit < least:
         names = ", ".join(drafter.name for drafter in drafters)

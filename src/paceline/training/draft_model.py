@@ -337,9 +337,27 @@ def evenly(count: int) -> tuple[int, ...]:
     return tuple(round(i * (count - 1) / max(1, wanted - 1)) for i in range(wanted))
 
 
+def layers_in(config: Mapping[str, Any]) -> int:
+    """How many layers a checkpoint has, by its config.json.
+
+    Raises:
+        CapabilityError: it does not say, as where a model is a part of another one.
+    """
+    if (count := config.get("num_hidden_layers")) is None:
+        raise CapabilityError(
+            f"the config.json of a {config.get('model_type')!r} model has no num_hidden_layers at its top, so that its "
+            "layers cannot be trained; train a head instead"
+        )
+    return int(count)
+
+
 def shortened(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """Make a config.json for a model that has these layers alone."""
-    count = config["num_hidden_layers"]
+    """Make a config.json for a model that has these layers alone.
+
+    Raises:
+        CapabilityError: as `layers_in`.
+    """
+    count = layers_in(config)
     lists = {
         key: [value[layer] for layer in layers]
         for key, value in config.items()

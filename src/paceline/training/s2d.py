@@ -34,7 +34,15 @@ from paceline.config import documented, option
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.heads import DraftExits, usual_exits
 from paceline.training.batches import Batch, Document, TargetView, packed
-from paceline.training.draft_model import check_layers, embedding_of, shortened, sliced, with_layers, write_checkpoint
+from paceline.training.draft_model import (
+    check_layers,
+    embedding_of,
+    layers_in,
+    shortened,
+    sliced,
+    with_layers,
+    write_checkpoint,
+)
 from paceline.training.judging import chain_length
 from paceline.training.next_token import NextTokenTrainer, behind_layers
 from paceline.training.train_config import TrainConfig
@@ -180,7 +188,7 @@ class S2dTrainer(NextTokenTrainer):
             if why := same_tokenizer(llm.tokenizer, Tokenizer.load(folder)):
                 raise ConfigError(f"draft_model must have the model's tokenizer, got {config.draft_model!r}: {why}")
         stored = read_config(folder)
-        count = int(stored["num_hidden_layers"])
+        count = layers_in(stored)
         if config.draft_model is None:
             count = config.num_layers or max(2, round(3 * count / 8))
         exits = exits_of(config, DraftExits.of(stored, str(folder)), count)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from paceline.config import QUANTIZATIONS
 from paceline.drafters.base import Context, Drafter, DrafterArgs
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from paceline.drafters.heads.cached_drafter import CachedHeadDrafter
     from paceline.models import SequenceCache
     from paceline.tree import Scores, Verdict
+
+N = TypeVar("N")
 
 _STEP: Final = 1 << 41
 _ROUND: Final = 1 << 42
@@ -207,8 +209,12 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         self.judge = args.judge
         if model is not None:
             draft = {"method": "draft_model", "model": model, "tree_policy": "eagle2"}
+        with_head = draft is not None and _is_of_head(draft)
+        inner = None if draft is None or with_head else _inner(args, draft)
         self.runner = _middle(args, quantization, intermediate_model)
-        self.inner = None if draft is None else _inner(args, draft, self.runner)
+        self.inner: Drafter | MiddleHead | None = inner
+        if draft is not None and with_head:
+            self.inner = MiddleHead(cast("CachedHeadDrafter[Any]", _nested(args.nested_for)(draft, self.runner)))
 
     def begin(self, contexts: Sequence[Context]) -> list[MiddleState]:
         return [MiddleState(context, self.runner.open(), self._begin_inner) for context in contexts]
@@ -297,20 +303,35 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         return self.inner.propose([state.inner for state in states], budgets, [EMPTY_TREE] * len(states))
 
 
-def _inner(args: DrafterArgs, config: Mapping[str, Any] | str, middle: Runner) -> Drafter | MiddleHead:
-    """The small model's drafter, or the middle model's head.
+def _is_of_head(config: Mapping[str, Any] | str) -> bool:
+    """Whether it names the method of a head, which is made for the middle model.
+
+    Raises:
+        ConfigError: neither a dict nor a name.
+    """
+    need(isinstance(config, Mapping | str), "draft", "be a dict or the name of a method", config)
+    return (config if isinstance(config, str) else config.get("method")) in HEADS
+
+
+def _nested(make: N | None) -> N:
+    """What makes drafters that this one is built on.
+
+    Raises:
+        ConfigError: the engine has none.
+    """
+    if make is None:
+        raise ConfigError("method 'specmquant' needs an engine that makes its small model; leave model and draft out")
+    return make
+
+
+def _inner(args: DrafterArgs, config: Mapping[str, Any] | str) -> Drafter:
+    """The small model's drafter, whose options are looked at before the middle model is opened.
 
     Raises:
         DrafterError: one that cannot go back.
         CapabilityError: a model that cannot.
     """
-    need(isinstance(config, Mapping | str), "draft", "be a dict or the name of a method", config)
-    if args.nested is None:
-        raise ConfigError("method 'specmquant' needs an engine that makes its small model; leave model and draft out")
-    name = config if isinstance(config, str) else config.get("method")
-    if name in HEADS and args.nested_for is not None:
-        return MiddleHead(cast("CachedHeadDrafter[Any]", args.nested_for(config, middle)))
-    drafter = args.nested(config)
+    drafter = _nested(args.nested)(config)
     for model in drafter.runners():
         if not model.capabilities.truncate:
             raise CapabilityError(

@@ -94,7 +94,7 @@ class LearningDrafter(Drafter):
         self.taps, self.tap_window, self.tap_reread = first.taps, first.tap_window, first.tap_reread
         self.catches_up, self.plain_every = first.catches_up, first.plain_every
         self.keeps_trajectory, self.takes_back = first.keeps_trajectory, first.takes_back
-        self.tree_policy, self._index = first.tree_policy, index
+        self.foretells, self.tree_policy, self._index = first.foretells, first.tree_policy, index
         info = target.info
         self._none = torch.empty(0, len(self.taps) * info.hidden_size, device=info.device, dtype=info.dtype)
         self._alive, self._pauses = 0, _pauses(learn, target)

@@ -25,7 +25,7 @@ import torch
 from paceline.models.attention.channel_statistics import read_channels
 from paceline.models.attention.kv_selection import KVSelection, keys_between, slots_of
 from paceline.models.attention.segments import Segment
-from paceline.models.attention.tree_attention import Masks, SequenceStep, attention
+from paceline.models.attention.tree_attention import Masks, SequenceStep, WritingStep, attention
 from paceline.models.spec import AttentionShape, ModelSpec
 from paceline.models.state.cache import NativeCache
 from paceline.utils import integer, need
@@ -96,9 +96,19 @@ class DoubleSparsity(KVSelection):
             if layer >= self._dense and spec.layers[layer].window is None
         }
 
-    def step(self, shape: AttentionShape, masks: Masks, segment: Segment) -> DoubleSparsityStep:
+    def step(self, shape: AttentionShape, masks: Masks, segment: Segment) -> WritingStep:
         """See `KVSelection`."""
+        self.forget(segment)
+        if not self.chooses(segment):
+            return SequenceStep(shape, masks, segment)
         return DoubleSparsityStep(self, shape, masks, segment, self.labels_of(segment))
+
+    def forget(self, segment: Segment) -> None:
+        """Forget the labels of tokens that were taken back; before every pass over a text, also one that reads all of
+        it, since others may stand in their place when labels are next looked at.
+        """
+        if (labels := self._labels.get(segment.cache)) is not None:
+            labels.valid = min(labels.valid, segment.cache.length)
 
     def labels_of(self, segment: Segment) -> Labels:
         """Those of the segment's text, as far as they have been read."""
@@ -161,8 +171,8 @@ class Labels:
 
 
 class DoubleSparsityStep:
-    """The rows of one sequence. Axes: n = rows, g, h, d as in `tree_attention`, s = positions, c = label channels, m =
-    tokens.
+    """The rows of one sequence that choose. Axes: n = rows, g, h, d as in `tree_attention`, s = positions, c = label
+    channels, m = tokens.
     """
 
     def __init__(
@@ -171,10 +181,8 @@ class DoubleSparsityStep:
         self._method, self._shape, self._masks, self._segment = method, shape, masks, segment
         self._whole, self._labels = SequenceStep(shape, masks, segment), labels
         self._stop = segment.cache.length + segment.slots
-        self._chooses = method.chooses(segment)
         self._sight: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        if self._chooses:
-            labels.follow(segment)
+        labels.follow(segment)
 
     def write(self, layer: int, qkv: torch.Tensor) -> None:
         """See `SequenceStep.write`."""
@@ -182,7 +190,7 @@ class DoubleSparsityStep:
 
     def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `AttentionStep`."""
-        if not self._chooses or layer not in self._method.channels:
+        if layer not in self._method.channels:
             return self._whole.attend(layer, qkv, sinks)
         self._whole.write(layer, qkv)
         shape = self._shape

@@ -73,9 +73,14 @@ def read_head(
 
 
 def head_methods(model: str | Path) -> tuple[str, ...]:
-    """Methods that may draft with the trained head in a folder on this machine; none where it holds no head."""
-    folder = Path(model).expanduser()
-    if not (folder / "config.json").is_file():
+    """Methods that may draft with the trained head in a folder on this machine; none where it holds no head, or no
+    weights that a head may have, such as a GGUF file.
+    """
+    try:
+        folder = Path(model).expanduser()
+        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+            return ()
+    except (OSError, RuntimeError):  # of which `resolve` says more
         return ()
     config = stored_config(folder)
     if KEY in config:

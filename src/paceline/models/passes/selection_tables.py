@@ -43,6 +43,8 @@ class SelectionTables:
 
         Returns what must live until the pass is over.
         """
+        for segment in segments:
+            self._method.forget(segment)
         chooses = any(self._method.chooses(segment) for segment in segments)
         self._frame.put({at.SELECTION: self._entry if chooses else 0})
         kept: list[Any] = []
