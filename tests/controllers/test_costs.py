@@ -165,6 +165,17 @@ def test_the_point_past_the_plan_is_what_is_measured() -> None:
     assert Costs().unmeasured(1, 10, 5) is None, "nothing can be measured without a probe"
 
 
+def test_rows_that_a_drafter_adds_are_probed_too() -> None:
+    """A root and four nodes have 15 rows beside them: a pass of 20, past which 24 are next. Plain decoding has none."""
+    measured = [
+        Costs(probe=lambda counts, context: map(float, counts), beside=beside) for beside in (None, lambda n: 3 * n)
+    ]
+    for costs in measured:
+        costs.measure(1, 10, 12)
+    assert [costs.unmeasured(1, 10, 5) for costs in measured] == [None, 24]
+    assert [costs.unmeasured(1, 10, 1) for costs in measured] == [None, None]
+
+
 def test_a_probe_that_fails_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 

@@ -36,7 +36,7 @@ class StepTimes:
     Attributes:
         verify: with all that steering does behind the target's pass, passes of other models among it.
         other: merging and selecting trees, and committing.
-        rows: input rows of the scoring pass (roots and nodes of the whole batch).
+        rows: input rows of the scoring pass: roots and nodes of the whole batch, and what a drafter adds beside them.
         catching_up: per drafter, reading what it had not seen of the texts, prompts first of all.
     """
 

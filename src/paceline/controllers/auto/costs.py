@@ -251,7 +251,11 @@ class Costs:
         """The next number of rows to probe past so many, where nothing was measured there or beyond.
 
         None also where nothing can be.
+
+        Args:
+            rows: as of `table`; what is probed are all rows of a pass.
         """
+        rows = self._with_beside(batch, rows)
         point = next((point for point in LADDER if point > rows), None)
         if self.probe is None or point is None or self._curve(batch, context).measured >= point:
             return None
