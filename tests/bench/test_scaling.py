@@ -60,6 +60,8 @@ def test_it_is_said_when_more_data_stops_paying() -> None:
     length = logarithmic(found.worth_until, 4e6)
     assert (logarithmic(2 * found.worth_until, 4e6) - length) / length == pytest.approx(0.03, rel=1e-6)
     assert analyze_scaling(trainings(saturating)).ended
+    slow = analyze_scaling(trainings(lambda tokens, size: 1e-3 * log10(tokens), noise=0.0), least_gain=1e-6)
+    assert slow.worth_until == 1e300, "a number that JSON has"
     assert analyze_scaling(trainings(lambda tokens, size: 3 - 0.1 * log10(tokens))).worth_until is None
 
 
@@ -70,6 +72,8 @@ def test_one_factor_alone_and_grids_that_tell_nothing() -> None:
     assert fit_law(by_size).data == 0.0
     with pytest.raises(ConfigError, match="trainings must be 4 or more, got 3"):
         analyze_scaling(by_data[:3])
+    with pytest.raises(ConfigError, match="trainings must be 5 or more, since both data and size vary, got 4"):
+        analyze_scaling(trainings(logarithmic)[:4])
     with pytest.raises(ConfigError, match="differ in neither data nor size"):
         analyze_scaling([by_data[0]] * 4)
     together = [TrainingPoint("x", size, size, logarithmic(size, size)) for size in TOKENS]

@@ -80,14 +80,14 @@ class ScalingLaw:
 
     def worth_until(self, parameters: float, least_gain: float) -> float | None:
         """Tokens from which on a doubling of the data gives less than a share of `least_gain` more tokens per pass;
-        None where no doubling gives that, and infinite where there is no end to it in numbers.
+        None where no doubling gives that; at most 1e300.
         """
         gain = self.data * DOUBLED
         if gain <= 0:
             return None
         length = gain / least_gain
         exponent = (length - self.start - self.size * float(np.log10(parameters))) / self.data
-        return float(10**exponent) if exponent < 300 else float("inf")
+        return float(10 ** min(exponent, 300.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,8 @@ def analyze_scaling(points: Sequence[TrainingPoint], least_gain: float = 0.01) -
         ConfigError: too few trainings, or ones that nothing can be learned from.
     """
     need(len(points) >= LEAST_TRAININGS, "trainings", f"be {LEAST_TRAININGS} or more", len(points))
+    terms = _columns(points)[0].shape[1]
+    need(len(points) >= terms + 2, "trainings", f"be {terms + 2} or more, since both data and size vary", len(points))
     rising = sorted(points, key=lambda point: (point.tokens, point.parameters))
     last, others = rising[-1], _before(rising)
     before, law = fit_law(others), fit_law(rising)

@@ -429,7 +429,10 @@ def _compiled(
     """Compiled passes; the compiler is loaded where they run only."""
     from paceline.models.passes.compiled_decoder import CompiledDecoder
 
-    assert selection is None or isinstance(selection, DoubleSparsity), "a selection that compiled passes have not"
+    if selection is not None and not isinstance(selection, DoubleSparsity):
+        raise ConfigError(
+            f"kv_selection={selection.name!r} has no compiled passes; its class must say compiles = False"
+        )
     return CompiledDecoder(
         spec, weights, arena, blocks=blocks, packed=packed, activation_bits=activation_bits, selection=selection
     )
