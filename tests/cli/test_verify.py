@@ -12,6 +12,7 @@ from command import Command
 from paceline import llm
 from paceline.assembly import Exactness
 from paceline.cli.verify import words
+from paceline.models import Inputs
 from paceline.verify import Difference, SamplingTest, VerifyReport
 from paceline.verify import proof as bench
 
@@ -99,7 +100,7 @@ def test_a_difference(
 ) -> None:
     """In strict mode, a near tie is no excuse."""
 
-    def differ(*arguments: Any) -> list[Difference]:
+    def differ(*arguments: Any, inputs: Inputs) -> list[Difference]:
         return [Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3, near_tie=gap < 1e-3)]
 
     monkeypatch.setattr(bench, "differences", differ)

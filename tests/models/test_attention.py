@@ -143,7 +143,7 @@ def test_a_batch_is_its_sequences():
     cache = filled(shape, 20)
     segments = [segment_of(cache.fork(), tree) for tree in (TREE, EMPTY_TREE)]
     masks, qkv = Masks(torch.float32, CPU), torch.randn(7, shape.heads + 4, 8)
-    out = BatchStep(shape, masks, segments).attend(0, qkv)
+    out = BatchStep(shape, masks, segments, SequenceStep).attend(0, qkv)
     alone = [SequenceStep(shape, masks, s).attend(0, part) for s, part in zip(segments, qkv.split([6, 1]), strict=True)]
     assert torch.equal(out, torch.cat(alone))
 

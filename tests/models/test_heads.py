@@ -31,6 +31,22 @@ INFO = ModelInfo(
 )
 
 
+OF_METHOD: dict[str, dict[str, Any]] = {
+    "p_eagle": {"mask_token_id": 7, "num_layers": 2},
+    "longspec": {"sliding_window": 5},
+    "mlp_speculator": {"inner_size": 6},
+    "ppd": {"draft_vocab_size": 20, "num_layers": 1},
+    "hidden_transfer": {"draft_vocab_size": 20, "num_layers": 1, "taps": (1, 2, 2)},
+    "dspark": {
+        "markov_rank": 3,
+        "markov_head_type": "gated",
+        "sample_from_anchor": True,
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    },
+}
+
+
 def config(method: Any = "eagle", **more: Any) -> HeadConfig:
     """A head of that method for `INFO`."""
     given: dict[str, Any] = {"hidden_size": 8, "vocab_size": 20, "draft_vocab_size": 10, "normed": method not in TAPPED}
@@ -38,20 +54,11 @@ def config(method: Any = "eagle", **more: Any) -> HeadConfig:
         given["layer"] = LAYER
     if method in TAPPED:
         given["taps"] = (0, 1, 3)
-    if method == "p_eagle":
-        given |= {"mask_token_id": 7, "num_layers": 2}
-    if method == "longspec":
-        given["sliding_window"] = 5
     if method in BLOCKS:
         given |= {"taps": (-1, 2), "num_layers": 2, "block_size": 4, "mask_token_id": 3}
-    if method == "dspark":
-        given |= {"markov_rank": 3, "markov_head_type": "gated", "sample_from_anchor": True}
-        given |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
     if method not in (*SINGLE, *BLOCKS):
         given |= {"num_heads": 3, "num_layers": 2}
-    if method == "mlp_speculator":
-        given["inner_size"] = 6
-    return HeadConfig(method=method, **(given | more))
+    return HeadConfig(method=method, **(given | OF_METHOD.get(method, {}) | more))
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -59,7 +66,7 @@ def config(method: Any = "eagle", **more: Any) -> HeadConfig:
 def test_what_is_written_is_read(method: str, shared: bool, tmp_path: Path) -> None:
     own = config(method, provenance={"tokens": 5})
     weights = head_weights(own, shared=shared)
-    assert len(weights) > 4
+    assert weights
     write_head(tmp_path / "head", own, weights)
     found, read = read_head(tmp_path / "head", INFO, dtype=torch.float32)
     assert found == own

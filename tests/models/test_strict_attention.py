@@ -149,7 +149,7 @@ def equal_to_plain(shape: AttentionShape, dtype: torch.dtype, *, row_invariant: 
     for turn, length in enumerate(LENGTHS):
         layer = turn % len(shape.windows)
         found = [world.tree(length, int(world.rng.integers(6, 50))), world.tree(LENGTHS[turn - 1], 3)]
-        step = BatchStep(shape, world.masks, [segment for segment, _, _ in found])
+        step = BatchStep(shape, world.masks, [segment for segment, _, _ in found], SequenceStep)
         outs = step.attend(layer, torch.cat([qkv for _, qkv, _ in found])).split([len(qkv) for _, qkv, _ in found])
         for (segment, qkv, tree), out in zip(found, outs, strict=True):
             inputs = [0, *(node + 1 for node in tree.path(len(tree) - 1))]

@@ -21,7 +21,7 @@ from paceline.models.attention import Masks, fixed_shape_attention, strict_atten
 from paceline.models.attention.fixed_shape_attention import ChunkedPrefixStep, PaddedStep, padded_masks
 from paceline.models.attention.segments import Bools, Segment, split_into_passes, tree_segment
 from paceline.models.attention.slot_lists import SlotLists, fill
-from paceline.models.attention.tree_attention import BatchStep
+from paceline.models.attention.tree_attention import BatchStep, SequenceStep
 from paceline.models.passes.graphs import Bucket, pack
 from paceline.models.state import NativeCache
 from paceline.models.state.arena import Arena
@@ -97,7 +97,7 @@ def shown(out: torch.Tensor) -> Bools:
 
 def by_sequence(segments: Sequence[Segment], layer: int, *, row_invariant: bool) -> Bools:
     """Masks, or chunks of strict passes."""
-    step = BatchStep(SHAPE, Masks(torch.float32, CPU, row_invariant=row_invariant), segments)
+    step = BatchStep(SHAPE, Masks(torch.float32, CPU, row_invariant=row_invariant), segments, SequenceStep)
     return shown(step.attend(layer, torch.cat([rows_of(segment) for segment in segments])))
 
 

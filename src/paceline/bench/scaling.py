@@ -263,10 +263,10 @@ def best_drafts(
 
 
 def draw_scaling(analysis: ScalingAnalysis, path: Path) -> None:
-    """Draw the trainings and the law over the data, a colour for each size, to a file of matplotlib's kinds.
+    """Draw the trainings and the law over the data, a colour for each size, to a PNG, SVG or PDF file.
 
     Raises:
-        ConfigError: matplotlib is not installed.
+        ConfigError: what draws is not installed.
     """
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
