@@ -112,6 +112,20 @@ def test_the_least_worth_are_left_out_one_after_the_other() -> None:
             counts[int(np.argmin(losses))] -= 1
 
 
+def test_a_level_gains_by_its_own_drafts_alone() -> None:
+    """What another drafter had accepted says nothing of prompt tokens."""
+    drafter, verdict = drafter_for(runner_of(tiny_llama()), index=1), Verdict((0,), (5,), 2)
+    (state,) = drafter.begin([Context("a", [7, 3, 9], 3)])
+    before = drafter.gains
+    drafter.observe([state], [TokenTree.build([5], [-1], sources=[0])], [verdict], None)
+    assert drafter.gains == before
+    drafter.observe([state], [TokenTree.build([5], [-1], sources=[1])], [verdict], None)
+    assert drafter.gains[0] > before[0]
+    now = drafter.gains
+    drafter.observe([state], [TokenTree.build([5, 6], [-1, -1], sources=[0, 1])], [verdict], None)
+    assert drafter.gains[0] < now[0], "another one's was accepted in the place of its own"
+
+
 def test_the_chances_to_be_accepted_last_are_those_of_the_paths() -> None:
     tree = TokenTree.build([1, 2, 3, 4], [-1, -1, 0, 2], confidence=[0.5, 0.3, 0.6, 0.25])
     assert last_accepted(tree) == pytest.approx([0.2, 0.2, 0.3, 0.225, 0.075])

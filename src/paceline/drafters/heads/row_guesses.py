@@ -197,11 +197,12 @@ class RowGuessDrafter(HeadDrafter[GuessState]):
         return state.made[torch.tensor(numbers, device=state.made.device)].mean(1)
 
     def _learn(self, tree: TokenTree, verdict: Verdict) -> None:
-        """One of a level is accepted, or none, where all levels before were and some were drafted."""
-        for level, parent in enumerate((-1, *verdict.path)[: self.levels]):
-            if len(tree) and tree.children(parent):
+        """One of its own drafts of a level is accepted, or none, where all levels before were and it drafted some."""
+        path = verdict.path
+        for level, parent in enumerate((-1, *path)[: self.levels]):
+            if own := [node for node in tree.children(parent) if tree.sources[node] == self.index]:
                 self._tried[level] = DECAY * self._tried[level] + 1.0
-                self._taken[level] = DECAY * self._taken[level] + (level < len(verdict.path))
+                self._taken[level] = DECAY * self._taken[level] + (level < len(path) and path[level] in own)
 
     def held_bytes(self, tokens: int) -> int:
         return (self.levels + self.most) * self.none.shape[1] * self.none.itemsize
