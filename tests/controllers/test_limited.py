@@ -80,6 +80,11 @@ def test_drafts_ahead_are_in_the_caches_twice() -> None:
     assert planned(1000, signals(10), footprint=ahead).nodes == [(1000 - 270) // (110 + 60)]
 
 
+def test_rows_beside_a_tree_take_room_too() -> None:
+    beside = Footprint(slot=10, row=100, drawn=0, caches=lambda tokens: 0, beside=lambda inputs: 3 * inputs)
+    assert planned(2000, signals(10), footprint=beside).nodes == [(2000 - 3 * 110) // (4 * 110)]
+
+
 def test_a_joined_tree_is_cut_to_what_fits() -> None:
     def never(tree: TokenTree) -> bool:
         return False

@@ -4,6 +4,7 @@ key found, compiled passes as PyTorch's operators; and the channels that texts g
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from paceline.assembly import memory_use
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models import ChannelStatistics, LatentSpec
 from paceline.models.attention import double_sparsity
@@ -63,6 +65,23 @@ def decoded(runner: NativeRunner, width: int = 1) -> torch.Tensor:
         rows.append(runner.score([cache], part[:1], [TokenTree.chain(part[1:]) if width > 1 else EMPTY_TREE]).logits)
         runner.commit([cache], [range(len(part) - 1)])
     return torch.cat(rows)
+
+
+@FORMS
+def test_labels_are_counted_and_go_with_their_text(model: LlamaForCausalLM, channels: str, compiled: bool) -> None:
+    runner = selecting(model, channels, compiled)
+    assert runner.selection is not None
+    most = runner.selection.held_bytes(len(TEXT), runner.info.dtype.itemsize)
+    cache = runner.open()
+    runner.extend([cache], [TEXT[:90]])
+    assert runner.selection.held == 0, "a prompt is read with full attention"
+    runner.score([cache], TEXT[90:91], [EMPTY_TREE])
+    assert most / 4 < runner.selection.held <= most
+    plain, counted = (memory_use(one, (), [len(TEXT)], 0) for one in (runner_of(model, compiled=compiled), runner))
+    assert counted.caches == plain.caches + most
+    del cache
+    gc.collect()
+    assert runner.selection.held == 0
 
 
 @FORMS

@@ -373,6 +373,7 @@ def footprint_of(runner: Runner, drafters: Sequence[Drafter]) -> Footprint:
             + sum(drafter.held_bytes(tokens) for drafter in drafters)
         ),
         2 if any(drafter.works_ahead for drafter in drafters) else 1,
+        lambda inputs: max((drafter.rows_beside(inputs) for drafter in drafters if drafter.adds_rows), default=0),
     )
 
 

@@ -27,7 +27,7 @@ class MemoryUse:
 
     Attributes:
         weights: of the target. drafts: weights of the models that draft.
-        caches: keys and values, and states, of the texts.
+        caches: keys and values, and states, of the texts, with what `kv_selection` keeps beside them.
         speculation: of tree nodes (keys and values, rows of logits) and of the caches of draft models.
     """
 
@@ -65,7 +65,7 @@ def memory_use(
     return MemoryUse(
         weights=held_weights(runner),
         drafts=sum(held_weights(model) for model in natives.values()),
-        caches=sum(size or 0 for size in caches),
+        caches=sum(size or 0 for size in caches) + sum(_beside(runner, length) for length in lengths),
         speculation=sum(footprint.sequence(length, nodes, temperature) for length in lengths) if footprint else 0,
     )
 
@@ -78,11 +78,20 @@ def held_weights(runner: Runner) -> int:
     return runner.info.weight_bytes if native is None else native.held_bytes
 
 
+def _beside(runner: Runner, tokens: int) -> int:
+    """Most bytes that a selection of keys keeps beside a text's cache."""
+    native = native_of(runner)
+    if native is None or native.selection is None:
+        return 0
+    return native.selection.held_bytes(tokens, runner.info.dtype.itemsize)
+
+
 class MemoryMeter:
     """A watcher of an engine (`engine.watching`): what decoding has held at its peak, beside weights.
 
     Attributes:
-        caches: bytes of blocks of the target that somebody held, those of tree nodes and of kept prefixes included.
+        caches: bytes of blocks of the target that somebody held, those of tree nodes and of kept prefixes included,
+            and of what `kv_selection` keeps.
         speculation: of draft models' blocks, and of rows of logits.
         peak: the most that both came to in one step. nodes: most of one tree.
     """
@@ -95,7 +104,9 @@ class MemoryMeter:
     def __call__(self, record: StepRecord) -> None:
         """Count a step."""
         rows = sum(map(len, record.trees)) * self._runner.info.vocab_size * self._runner.info.dtype.itemsize
-        caches = _used(self._runner)
+        native = native_of(self._runner)
+        selected = 0 if native is None or native.selection is None else native.selection.held
+        caches = _used(self._runner) + selected
         speculation = rows + sum(_used(model) for model in self._drafts.values() if model is not self._runner)
         self.caches, self.speculation = max(self.caches, caches), max(self.speculation, speculation)
         self.peak = max(self.peak, caches + speculation)

@@ -38,6 +38,7 @@ class Footprint:
         drawn: more for a node above temperature 0.
         caches: bytes that draft models hold for a sequence of so many tokens.
         ahead: how many times a tree's nodes are in those caches.
+        beside: rows of a drafter's own in a pass over so many roots and nodes of a sequence, with logits of their own.
     """
 
     slot: int
@@ -45,10 +46,12 @@ class Footprint:
     drawn: int
     caches: Callable[[int], int]
     ahead: int = 1
+    beside: Callable[[int], int] = lambda inputs: 0
 
     def nodes(self, count: int, temperature: float) -> int:
-        """Of a tree's nodes."""
-        return count * (self.slot + self.row + (self.drawn if temperature > 0 else 0))
+        """Of a tree's nodes, and of the rows beside them."""
+        each = self.slot + self.row
+        return count * (each + (self.drawn if temperature > 0 else 0)) + self.beside(1 + count) * each
 
     def drafts(self, length: int, count: int) -> int:
         """Of draft models, for a text and a tree; the last drafted token is not in their caches."""

@@ -124,11 +124,15 @@ class MemoryBudget:
 
 
 def lengths_of(llm: LLM, groups: Sequence[Sequence[Any]], max_tokens: int) -> list[int]:
-    """Tokens of the texts of the longest group of prompts, when they are complete."""
+    """Tokens of the texts of the longest group of prompts, when they are complete, with what an encoder reads."""
+
+    def count(given: Any) -> int:
+        return len(llm.tokenizer.encode(given) if isinstance(given, str) else given or ())
 
     def tokens(prompt: Any) -> int:
-        given: Any = prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, dict) else prompt
-        return len(llm.tokenizer.encode(given) if isinstance(given, str) else given)
+        if not isinstance(prompt, dict):
+            return count(prompt)
+        return count(prompt.get("prompt_token_ids", prompt.get("prompt"))) + count(prompt.get("encoder_prompt"))
 
     return max(([tokens(prompt) + max_tokens for prompt in group] for group in groups), key=sum)
 

@@ -96,6 +96,16 @@ class DoubleSparsity(KVSelection):
             if layer >= self._dense and spec.layers[layer].window is None
         }
 
+    def held_bytes(self, tokens: int, itemsize: int) -> int:
+        """See `KVSelection`: room for labels grows by as much as there is."""
+        each = sum(channels.numel() for channels in self.channels.values()) * itemsize
+        return 2 * -(-tokens // TOGETHER) * TOGETHER * each
+
+    @property
+    def held(self) -> int:
+        """See `KVSelection`."""
+        return sum(labels.kept.nbytes for labels in self._labels.values())
+
     def step(self, shape: AttentionShape, masks: Masks, segment: Segment) -> WritingStep:
         """See `KVSelection`."""
         self.forget(segment)

@@ -38,6 +38,15 @@ class KVSelection(ABC):
         """Tells settings apart whose passes cost differently (`ModelInfo.fingerprint`)."""
         return self.name
 
+    def held_bytes(self, tokens: int, itemsize: int) -> int:
+        """Most bytes that it keeps beside the cache of a text of so many tokens, whose keys take so many each."""
+        return 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that it keeps beside the caches of all texts."""
+        return 0
+
     def prepare(self, spec: ModelSpec, device: torch.device, *, name: str) -> None:
         """Get ready for a model.
 
