@@ -76,7 +76,7 @@ def test_json(run: Command) -> None:
 @pytest.mark.usefixtures("_few_tasks")
 @pytest.mark.parametrize(("gap", "code", "remark"), [(1.0, 1, "this is a defect"), (1e-6, 0, "differ at 4 near ties")])
 def test_a_text_that_differs(run: Command, monkeypatch: pytest.MonkeyPatch, gap: float, code: int, remark: str) -> None:
-    def differ(*arguments: Any) -> list[Difference]:
+    def differ(*arguments: Any, **named: Any) -> list[Difference]:
         return [Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3, near_tie=gap < 1e-3)] * 2
 
     monkeypatch.setattr(bench, "differences", differ)

@@ -14,7 +14,7 @@ from paceline.config import SamplingParams, StructuredOutputsParams
 from paceline.engine import RequestOutput
 from paceline.llm import LLM
 from paceline.utils import Turn, in_turn
-from paceline.verify import Difference, differences, plain_from
+from paceline.verify import Difference, differences, inputs_of, plain_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,14 @@ def _row(llm: LLM, plain: LLM, max_tokens: int, task: DemoTask, turns: Sequence[
     slow, fast = turns[0].outputs["plain"], turns[0].outputs["fast"]
     outputs = slow.outputs[0].token_ids, fast.outputs[0].token_ids
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    ids = _tokens(llm, task.prompt)
-    go_on = plain_from(plain, ids, params)
+    ids, inputs = slow.prompt_token_ids, inputs_of(slow)
+    go_on = plain_from(plain, ids, params, inputs)
 
     def as_it_was(kept: list[int]) -> list[int]:
         """A text that continues a prompt does not continue its JSON, so that nothing is compared behind a near tie."""
         return list(outputs[1][len(kept) :])
 
+    afterwards = go_on if task.schema is None else as_it_was
     return DemoRow(
         task,
         tokens=len(outputs[0]),
@@ -136,7 +137,7 @@ def _row(llm: LLM, plain: LLM, max_tokens: int, task: DemoTask, turns: Sequence[
         fast_seconds=median(turn.seconds["fast"] for turn in turns),
         steps=fast.metrics.num_steps,
         accepted=fast.metrics.num_accepted_tokens,
-        differences=differences(llm.runner, ids, *outputs, go_on if task.schema is None else as_it_was),
+        differences=differences(llm.runner, ids, *outputs, afterwards, inputs=inputs),
     )
 
 
