@@ -1,6 +1,7 @@
 """Hybrid models under drafting: are the texts those of transformers and of plain decoding, and are states given back?
 
 usage: hybrid_exactness.py [--families lfm2 ...] [--operators] [--prompts 20] [--tokens 48] [--requests 1000]
+                           [--sequences 8]
 
 No published weights are used: each native family with recurrent states is made anew with six layers and random
 weights, in float32. Its table and head are also those of a small attention model, the draft, so that a good part of
@@ -175,7 +176,8 @@ class Family:
         self.oracle = written(name, FAMILIES[name], folder / "target", seed=1)
         self.draft = written("llama", {"num_hidden_layers": 2, "head_dim": 32}, folder / "draft", seed=2)
         with patch.dict(os.environ, {"PACELINE_COMPILED": str(int(not given.operators))}):
-            self.llm = LLM(folder / "target", speculative_config=None, dtype="float32", profile=False, max_num_seqs=8)
+            more = {"profile": False, "max_num_seqs": given.sequences}
+            self.llm = LLM(folder / "target", speculative_config=None, dtype="float32", **more)
         self.settings = settings(folder / "draft")
 
     @property
@@ -489,6 +491,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--sequences", type=int, default=8, help="most in a batch")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
     logging.disable_progress_bar()

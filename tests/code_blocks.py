@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import typer
+from command import get_command
 from packaging.requirements import Requirement
 
 from paceline import SamplingParams, registry
@@ -131,14 +132,14 @@ def parsed(words: list[str], commands: typer.Typer = app) -> dict[str, Any]:
     Raises:
         WrongCommandError: an unknown command or flag, or a value that is missing or not of its kind.
     """
-    command: Any = typer.main.get_command(commands)
+    command: Any = get_command(commands)
     if "--config" in words:  # a file that the reader has
         at = words.index("--config")
         words = [*words[:at], *words[at + 2 :]]
     try:
         context = command.make_context("paceline", list(words) or ["--help"])
         found = dict(context.params)
-        while hasattr(command, "commands"):
+        while hasattr(command, "resolve_command"):
             _, left, _ = command.make_parser(context).parse_args(args=list(words))
             if not left:
                 break  # a group that does something without a command in it

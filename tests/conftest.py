@@ -37,7 +37,9 @@ os.environ["SSL_CERT_FILE"] = AUTHORITY.name  # every client of HTTP else reads 
 @pytest.fixture(autouse=True)
 def _settings() -> None:
     """As above for every test, whatever the one before has set."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` writes down where it was called, for devices unused
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
 

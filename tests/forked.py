@@ -18,6 +18,7 @@ from functools import cache
 from multiprocessing import forkserver, get_context
 from multiprocessing.reduction import DupFd
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 TESTS = Path(__file__).parent
@@ -79,8 +80,8 @@ class Forked:
     Args:
         arguments: of the program.
         program: Python; by default the command line.
-        stdin, stdout, stderr: files or their numbers, or `subprocess.PIPE`; None: those of the tests. A terminal as
-            standard input is that of the process.
+        stdin, stdout, stderr: files or their numbers, `subprocess.PIPE` or `DEVNULL`; None: those of the tests. A
+            terminal as standard input is that of the process.
         env: the environment; None: that of the tests.
         text: pipes give text.
     """
@@ -96,25 +97,28 @@ class Forked:
         env: Mapping[str, str] | None = None,
         text: bool = False,
     ) -> None:
+        self.stdin, source = self._stream(stdin, text=text, into=True)
         self.stdout, output = self._stream(stdout, text=text)
         self.stderr, errors = self._stream(stderr, text=text)
-        streams = [stdin, output, errors]
+        streams = [source, output, errors]
         given = [None if one is None else _Stream(one if isinstance(one, int) else one.fileno()) for one in streams]
         words, environment = [str(one) for one in arguments], dict(os.environ if env is None else env)
         self._process = _context().Process(target=_start, args=(program, words, environment, given), daemon=True)
         self._process.start()
         self.pid: int = self._process.pid
-        for end, stream in ((output, stdout), (errors, stderr)):
-            if stream == subprocess.PIPE:
+        for end, stream in ((source, stdin), (output, stdout), (errors, stderr)):
+            if stream in (subprocess.PIPE, subprocess.DEVNULL):
                 os.close(end)
 
     @staticmethod
-    def _stream(wanted: Any, *, text: bool) -> tuple[Any, Any]:
+    def _stream(wanted: Any, *, text: bool, into: bool = False) -> tuple[Any, Any]:
         """Our end and theirs."""
+        if wanted == subprocess.DEVNULL:
+            return None, os.open(os.devnull, os.O_RDWR)
         if wanted != subprocess.PIPE:
             return None, wanted
-        ours, theirs = os.pipe()
-        return (open(ours) if text else open(ours, "rb")), theirs
+        ours, theirs = os.pipe()[:: -1 if into else 1]
+        return open(ours, ("w" if into else "r") + ("" if text else "b")), theirs
 
     def __enter__(self) -> Forked:
         return self
@@ -151,3 +155,14 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def run_module(command: Sequence[str], **more: Any) -> Forked:
+    """In place of `subprocess.Popen`, for `python -m MODULE`."""
+    *_, flag, module = command
+    assert flag == "-m", command
+    return Forked([], program=f"import runpy; runpy.run_module({module!r}, run_name='__main__')", **more)
+
+
+FORKING = SimpleNamespace(**vars(subprocess) | {"Popen": run_module})
+"""In place of `subprocess`, where a module of ours is started."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from code_blocks import ROOT, Block, WrongCommandError, blocks_of, check_command, check_python, commands, pages
+from forked import FORKING
 from serving.conftest import serve
 
 from paceline import LLM, AsyncLLM, SamplingParams, registry
@@ -104,6 +105,7 @@ def test_python_of_a_page_runs(
     for module in (ROOT / "docs").glob("my_*.py"):
         shutil.copy(module, tmp_path)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("paceline.drafters.learning.trainer_process.subprocess", FORKING)
     names: dict[str, Any] = {"__name__": "page", **GIVEN.get(page, {})}
     with server(page) as url:
         for block in of_language(page, "python"):

@@ -30,9 +30,16 @@ from paceline.transcriber import HeardWindow, Transcriber
 FAST = ("--dtype", "float32", "--threads", "1", "-s", "null")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_temperature() -> Iterator[None]:
+    """Of the temperatures 0 is tried alone: all windows of a random model are doubtful."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("paceline.transcriber.TEMPERATURES", (0.0,))
+        yield
+
+
 @pytest.fixture(scope="module")
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model; its texts are never doubted: of the temperatures 0 is given alone."""
     return tiny_whisper.write(tmp_path_factory.mktemp("whisper"), seed=1)
 
 

@@ -162,14 +162,27 @@ def drafted(cell: Cell, parameters: Sequence[str], batch: str, seed: int = 3) ->
     return all_of(live_of(cell, seed), parameters, cell.mode, batch)
 
 
-DRAWN = sorted({*TOUCHED} - LIKE_OTHERS)
+DRAWN: list[tuple[str, ...]] = [
+    ("temperature", "top_p"),
+    ("top_k", "stop"),
+    ("min_p", "stop_token_ids"),
+    ("presence_penalty", "frequency_penalty"),
+    ("repetition_penalty", "ignore_eos"),
+    ("logit_bias", "min_tokens"),
+    ("allowed_token_ids", "truncate_prompt_tokens"),
+    ("bad_words",),
+    ("logits_processors",),
+    ("structured_outputs",),
+    ("steering",),
+]
+"""Parameters of the G-tests; those that hide nothing of each other come together."""
 
 
 EXACT = sorted({cell.verifier for cell in EQUAL if cell.mode != "greedy"} - {RelaxedThinking.name})
 """Relaxed acceptance is exact above temperature 0, where it is `rejection_sampler`, but does not meet every drafter."""
 
 
-def parameters_of(cell: Cell, every: list[str]) -> list[str]:
+def parameters_of(cell: Cell, every: list[Any]) -> list[Any]:
     """What a cell is tested with: all at temperature 0. Above it the exact verifiers take turns, so that each of them
     meets every parameter, and so does each drafter in every mode; of the others drafters take two each.
     """
@@ -217,10 +230,12 @@ def test_bit_equal_where_no_request_of_a_batch_has_rules(cell: Cell) -> None:
     assert found == plain("temperature", cell.mode, "together")
 
 
-def drawn(live: Any, parameter: str, requests: int = OUTPUTS // EACH, each: int = EACH) -> list[Any]:
-    """Token ids and reasons of outputs, over requests of so many outputs each."""
-    shortest = min(1, CASES[parameter].get("min_tokens", 0))
-    wanted = params(parameter, "sampled", **{"n": each, "max_tokens": LENGTH, "min_tokens": shortest})
+def drawn(live: Any, names: Sequence[str], requests: int = OUTPUTS // EACH, each: int = EACH) -> list[Any]:
+    """Token ids and reasons of outputs under parameters, over requests of so many outputs each."""
+    given = {key: value for name in names for key, value in CASES[name].items()}
+    shortest = min(1, given.get("min_tokens", 0))
+    given |= {"n": each, "max_tokens": LENGTH, "min_tokens": shortest}
+    wanted = params("temperature", "sampled", **given)
     found = decoded(live, [PROMPT] * requests, wanted, FIRST_SEED)
     return [(tuple(tokens), reason) for tokens, _, reason, *_ in found]
 
@@ -241,37 +256,41 @@ class Enumerated(RecursiveRejection):
 
 
 @cache
-def law(parameter: str) -> dict[Any, float]:
-    """The probability of every output of plain decoding."""
+def law(names: tuple[str, ...]) -> dict[Any, float]:
+    """The probability of every output of plain decoding under parameters."""
     sampled = Enumerated()
     live = engine((), sampled)
 
     def output(choices: Choices) -> Any:
         sampled.choices = choices
-        (one,) = drawn(live, parameter, 1, 1)
+        (one,) = drawn(live, names, 1, 1)
         return one
 
     return enumerate_distribution(output)
 
 
-def p_value(live: Any, parameter: str) -> float:
+def p_value(live: Any, names: tuple[str, ...]) -> float:
     """Of "its outputs have the distribution of plain decoding"."""
-    chances = law(parameter)
-    counts = Counter(drawn(live, parameter))
+    chances = law(names)
+    counts = Counter(drawn(live, names))
     every = [*chances, *(counts.keys() - chances.keys())]
     return g_test([counts[one] for one in every], [chances.get(one, 0.0) for one in every])
 
 
 @named(IN_DISTRIBUTION)
 def test_equal_in_distribution(cell: Cell) -> None:
-    for parameter in parameters_of(cell, DRAWN):
-        assert p_value(drafting(cell, verifier(cell.verifier)), parameter) > ERROR, parameter
+    for names in parameters_of(cell, DRAWN):
+        assert p_value(drafting(cell, verifier(cell.verifier)), names) > ERROR, names
 
 
 @pytest.mark.parametrize("sampled", EXACT)
 def test_plain_decoding_has_its_own_law(sampled: str) -> None:
-    for parameter in DRAWN[EXACT.index(sampled) :: len(EXACT)]:
-        assert p_value(engine((), verifier(sampled)), parameter) > ERROR, parameter
+    for names in DRAWN[EXACT.index(sampled) :: len(EXACT)]:
+        assert p_value(engine((), verifier(sampled)), names) > ERROR, names
+
+
+def test_the_g_tests_have_every_parameter_that_changes_what_is_drawn() -> None:
+    assert sorted(chain(*DRAWN)) == sorted({*TOUCHED} - LIKE_OTHERS)
 
 
 @pytest.mark.parametrize("cells", [EQUAL, IN_DISTRIBUTION, APPROXIMATE], ids=lambda cells: cells[0].claim)
@@ -507,23 +526,24 @@ def test_the_comparison_catches_a_relaxed_rule(drafter: str) -> None:
 
 def test_the_g_test_catches_a_relaxed_rule() -> None:
     relaxed = TypicalAcceptance(posterior_threshold=0.02, posterior_alpha=0.3)
-    assert p_value(drafting(IN_DISTRIBUTION[0], relaxed), "temperature") < ERROR
+    assert p_value(drafting(IN_DISTRIBUTION[0], relaxed), ("temperature",)) < ERROR
 
 
 def test_the_comparisons_catch_processors_that_see_the_text_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = next(cell for cell in EQUAL if (cell.drafter, cell.mode) == ("draft_model", "greedy"))
     sampled = next(cell for cell in IN_DISTRIBUTION if cell.drafter == "draft_model")
     base = plain("logits_processors", "greedy", "together")
-    law("logits_processors")
+    (names,) = (names for names in DRAWN if "logits_processors" in names)
+    law(names)
     monkeypatch.setattr(Processors, "apply", at_the_root)
     assert drafted(greedy, ["logits_processors"], "together")["logits_processors"] != base
-    assert p_value(drafting(sampled, verifier(sampled.verifier)), "logits_processors") < ERROR
+    assert p_value(drafting(sampled, verifier(sampled.verifier)), names) < ERROR
 
 
 def test_the_same_tokens_are_drawn_under_parameters_that_touch_none_and_others_under_one_that_does() -> None:
     cell = IN_DISTRIBUTION[0]
     bare, *untouched, cut = (
-        drawn(drafting(cell, verifier(cell.verifier)), parameter, 1)
+        drawn(drafting(cell, verifier(cell.verifier)), [parameter], 1)
         for parameter in ("temperature", *sorted(UNTOUCHED), "top_k")
     )
     assert all(found == bare for found in untouched)

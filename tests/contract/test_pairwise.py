@@ -24,28 +24,25 @@ from paceline.llm import BUNDLED
 
 Config = dict[str, Any]
 PARAMETERS: dict[str, Config] = {
-    "n, logprobs, prompt_logprobs": {"n": 2, "logprobs": 2, "prompt_logprobs": 1},
-    "temperature, seed": {},
-    "top_p": {"top_p": 0.9},
-    "top_k": {"top_k": 20},
-    "min_p": {"min_p": 0.05},
-    "presence_penalty, frequency_penalty": {"presence_penalty": 0.6, "frequency_penalty": 0.3},
-    "repetition_penalty": {"repetition_penalty": 1.2},
-    "logit_bias": {"logit_bias": {5: 4.0, 12: -100.0}},
+    "temperature, seed, n, logprobs, prompt_logprobs": {"n": 2, "logprobs": 2, "prompt_logprobs": 1},
+    "top_p, stop": {"top_p": 0.9, "stop": ["\n", "of"]},
+    "top_k, stop_token_ids": {"top_k": 20, "stop_token_ids": [202, 15]},
+    "min_p, min_tokens": {"min_p": 0.05, "min_tokens": 8},
+    "presence_penalty, frequency_penalty, truncate_prompt_tokens, skip_special_tokens": {
+        "presence_penalty": 0.6, "frequency_penalty": 0.3, "truncate_prompt_tokens": 5, "skip_special_tokens": False,
+    },
+    "repetition_penalty, include_stop_str_in_output": {
+        "repetition_penalty": 1.2, "stop": ["a", "e"], "include_stop_str_in_output": True,
+    },
+    "logit_bias, max_tokens": {"logit_bias": {5: 4.0, 12: -100.0}, "max_tokens": 7},
     "allowed_token_ids": {"allowed_token_ids": range(3, 900, 2)},
-    "bad_words": {"bad_words": ["return", "the"]},
+    "bad_words, ignore_eos, detokenize, output_kind": {
+        "bad_words": ["return", "the"], "ignore_eos": True, "detokenize": False,
+        "output_kind": RequestOutputKind.FINAL_ONLY,
+    },
     "logits_processors": {"logits_processors": [unlike_the_last, by_all_tokens]},
     "structured_outputs": {"structured_outputs": {"json": {"type": "array", "items": {"type": "integer"}}}},
     "steering": {"steering": {"method": "dola", "layers": [1, 2, 4]}},
-    "stop": {"stop": ["\n", "of"]},
-    "stop_token_ids": {"stop_token_ids": [202, 15]},
-    "include_stop_str_in_output": {"stop": ["a", "e"], "include_stop_str_in_output": True},
-    "max_tokens": {"max_tokens": 7},
-    "min_tokens": {"min_tokens": 8},
-    "truncate_prompt_tokens, skip_special_tokens": {"truncate_prompt_tokens": 5, "skip_special_tokens": False},
-    "ignore_eos, detokenize, output_kind": {
-        "ignore_eos": True, "detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY,
-    },
 }  # fmt: skip
 """What does not get in each other's way comes together."""
 NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
@@ -247,6 +244,6 @@ def test_every_pair_is_there() -> None:
 
 
 def test_the_comparison_catches_another_seed(plain: LLM) -> None:
-    row = {"drafter": "ngram", "parameter": "temperature, seed", "mode": "seeded", "batch": "four", "nodes": 3}
+    row = {"drafter": "ngram", "parameter": next(iter(PARAMETERS)), "mode": "seeded", "batch": "four", "nodes": 3}
     other = {**row, "mode": "greedy"}
     assert decoded(plain, row) != decoded(plain, other)

@@ -131,7 +131,7 @@ def test_all_layers_are_the_target_itself(name: str, tmp_path: Path) -> None:
     assert left[1] > 1e-2
     settings = {"layers": (0, 1, 2), "data": (lines(tmp_path, 12),)}
     outputs = llm.generate(prompts(4), GREEDY)
-    for vocabulary in (10**6, 512):
+    for vocabulary in (10**6, 512) if name in ("t5", "marian") else (10**6,):
         draft = trained(llm, tmp_path / f"draft-{vocabulary}", ONE_STEP, draft_vocab_size=vocabulary, **settings).folder
         drafted = with_draft(llm, draft).generate(prompts(4), GREEDY)
         assert texts(drafted) == texts(outputs)

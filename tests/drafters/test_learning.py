@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from acceptance_heads import acceptance_head
+from forked import FORKING
 from safetensors.torch import load_file, save_file
 
 from benchmarks.stand_ins import head_weights, written_head
@@ -22,7 +24,7 @@ from paceline import LLM, SamplingParams, registry
 from paceline.bench import BUNDLED_DRAFT, bundled_prompts
 from paceline.checkpoints import read_config
 from paceline.config import LearnConfig, options_of
-from paceline.drafters.learning import LearningDrafter, LearningStatus, learning_drafter
+from paceline.drafters.learning import LearningDrafter, LearningStatus, learning_drafter, trainer_process
 from paceline.drafters.learning.records import TrafficBuffer, TrafficRecord
 from paceline.drafters.learning.versions import Outcomes, TenantVersions, Version, outcome
 from paceline.errors import ConfigError
@@ -69,6 +71,14 @@ def waited(holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < end, "nothing came"
         time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forking() -> Iterator[None]:
+    """Trainers are forked; one is started as it is for users, in the test of heads that it does not know."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trainer_process, "subprocess", FORKING)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -374,7 +384,8 @@ def test_strict_mode_rejects_what_would_change_tokens(llm: LLM) -> None:
         LLM(dtype="float32", exactness="strict", speculative_config=config)
 
 
-def test_heads_that_the_trainer_does_not_know_are_rejected_by_name(llm: LLM) -> None:
+def test_heads_that_the_trainer_does_not_know_are_rejected_by_name(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_process, "subprocess", subprocess)
     info = llm.runner.info
     config = HeadConfig(method="medusa", hidden_size=info.hidden_size, vocab_size=info.vocab_size, draft_vocab_size=64,
                         num_heads=1)  # fmt: skip

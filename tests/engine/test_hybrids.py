@@ -12,7 +12,7 @@ from benchmark_scripts import imported
 
 with imported("hybrid_exactness") as (proof,):
     CHECKS = proof.CHECKS
-GIVEN = Namespace(tokens=24, prompts=5, requests=100, operators=True)
+GIVEN = Namespace(tokens=16, prompts=4, requests=100, sequences=32, operators=True)
 SLOW = ("qwen3_5_text", "sampled")
 """Transformers takes long for it; the other family passes through the same sampler."""
 
