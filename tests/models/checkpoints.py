@@ -949,11 +949,17 @@ def _reference(name: str, tokens: tuple[int, ...]) -> torch.Tensor:
 
 
 def fresh(name: str) -> Any:
-    """The oracle, its dynamic rotary state forgotten by a pass over one token."""
+    """The oracle; angles that depend on the length, where it has such, are forgotten by a pass over one token."""
     model = oracle(name)
-    with torch.no_grad():
-        model(torch.tensor([[1]]))
+    if _turns_by_length(name):
+        with torch.no_grad():
+            model(torch.tensor([[1]]))
     return model
+
+
+@cache
+def _turns_by_length(name: str) -> bool:
+    return any(kind in str(oracle(name).config) for kind in ("dynamic", "longrope"))
 
 
 def hub_cache(
