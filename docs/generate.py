@@ -214,7 +214,8 @@ def command(family: str, name: str, entry: registry.Entry, told: Mapping[str, st
         return f"paceline generate \"def fibonacci(n):\" --steering '{json.dumps(wanted)}'"
     if family == "kv_selections":
         wanted = json.dumps({"method": name, **json.loads(told["config"])})
-        return f"{told['before']}\npaceline generate --file long.txt \\\n    --kv-selection '{wanted}'"
+        before = f"{told['before']}\n" if "before" in told else ""
+        return f"{before}paceline generate --file long.txt \\\n    --kv-selection '{wanted}'"
     key = {"drafters": "method", "verifiers": "acceptance_method", "controllers": "controller"}[family]
     published = entry.published if family == "drafters" and "method" not in entry.published else {}
     config = {key: name, **published, **json.loads(told.get("config", "{}"))}

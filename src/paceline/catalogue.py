@@ -633,6 +633,14 @@ KV_SELECTIONS: Mapping[str, Entry] = {
         ("channels that `paceline analyze channels` has found for the model",),
         "Post-Training Sparse Attention with Double Sparsity (arXiv:2408.07092)",
     ),
+    "loopserve": Entry(
+        "paceline.models.attention.loopserve:LoopServe",
+        "queries",
+        ("approximate", "approximate"),
+        (),
+        "LoopServe: An Adaptive Dual-phase LLM Inference Acceleration System for Multi-Turn Dialogues "
+        "(arXiv:2507.13681)",
+    ),
 }
 
 TRAINERS: Mapping[str, Entry] = {

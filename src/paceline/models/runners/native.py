@@ -179,6 +179,8 @@ class NativeRunner(StateOperations[NativeCache]):
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> NativeCache:
         """See `Runner.open`."""
         check_inputs(self, inputs)
+        if self.selection is not None:
+            return self.selection.cache(self.arena, prompt_length)
         return NativeCache(self.arena, prompt_length)
 
     @torch.inference_mode()
