@@ -643,6 +643,23 @@ KV_SELECTIONS: Mapping[str, Entry] = {
     ),
 }
 
+SKIPPINGS: Mapping[str, Entry] = {
+    "unified_layer_skipping": Entry(
+        "paceline.models.runners.layer_skipping:UnifiedLayerSkipping",
+        "layers",
+        ("approximate", "approximate"),
+        ("an adapter of `paceline train unified_layer_skipping`, for readable text",),
+        "Accelerating Inference in Large Language Models with a Unified Layer Skipping Strategy (arXiv:2404.06954)",
+    ),
+    "lora_drop": Entry(
+        "paceline.models.runners.lora_drop:LoraDrop",
+        "layers",
+        ("approximate", "approximate"),
+        ("corrections of `paceline train lora_drop`, for readable text",),
+        "LoRA-Drop: Temporal LoRA Decoding for Efficient LLM Inference (arXiv:2601.02569)",
+    ),
+}
+
 TRAINERS: Mapping[str, Entry] = {
     "eagle3": Entry("paceline.training.eagle3:Eagle3Trainer", "head", paper="EAGLE-3 (arXiv:2503.01840)"),
     "eagle": Entry("paceline.training.eagle:EagleTrainer", "head", paper="EAGLE (arXiv:2401.15077)"),
@@ -681,6 +698,14 @@ TRAINERS: Mapping[str, Entry] = {
     "hybrid": Entry("paceline.training.hybrid:HybridTrainer", "model", paper="MOHAWK (arXiv:2408.10189)"),
     "judge": Entry("paceline.training.judge:JudgeTrainer", "judge", paper="Judge Decoding (arXiv:2501.19309)"),
     "lora": Entry("paceline.training.lora:LoraTrainer", "adapter", paper="LoRA (arXiv:2106.09685)"),
+    "unified_layer_skipping": Entry(
+        "paceline.training.layer_skipping:LayerSkippingTrainer",
+        "adapter",
+        paper="Unified Layer Skipping (arXiv:2404.06954)",
+    ),
+    "lora_drop": Entry(
+        "paceline.training.layer_skipping:LoraDropTrainer", "corrections", paper="LoRA-Drop (arXiv:2601.02569)"
+    ),
     "codebooks": Entry(
         "paceline.training.codebooks:CodebookTrainer", "model", paper="Codebook Features (arXiv:2310.17230)"
     ),
@@ -694,5 +719,6 @@ FAMILIES: Mapping[str, Mapping[str, Entry]] = {
     "searches": SEARCHES,
     "steerings": STEERINGS,
     "kv_selections": KV_SELECTIONS,
+    "skippings": SKIPPINGS,
 }
 """Methods of decoding."""

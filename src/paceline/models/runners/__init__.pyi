@@ -12,11 +12,15 @@ from .layer_drafts import MAX_PLANS as MAX_PLANS
 from .layer_drafts import LayerDrafts as LayerDrafts
 from .layer_drafts import layer_drafts_of as layer_drafts_of
 from .layer_drafts import resuming_pays as resuming_pays
+from .layer_skipping import unified_layers as unified_layers
 from .longrope import native_of as native_of
 from .longspec_head import DraftInputs as DraftInputs
 from .longspec_head import LongSpecHead as LongSpecHead
+from .lora_drop import droppable as droppable
+from .lora_drop import write_corrections as write_corrections
 from .mtp_head import load_mtp_head as load_mtp_head
 from .native import NativeRunner as NativeRunner
 from .prefix_heads import PrefixHeads as PrefixHeads
 from .recurrent import RecurrentRunner as RecurrentRunner
+from .skipping import SkippingRunner as SkippingRunner
 from .source_draft import SourceDraftRunner as SourceDraftRunner

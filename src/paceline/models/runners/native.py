@@ -25,6 +25,7 @@ from paceline.errors import CapabilityError, ConfigError
 from paceline.models.abilities import check_inputs
 from paceline.models.added_rows import AddedRows
 from paceline.models.attention.double_sparsity import DoubleSparsity
+from paceline.models.attention.gaps import Gaps
 from paceline.models.attention.kv_selection import KVSelection
 from paceline.models.attention.segments import (
     Segment,
@@ -431,12 +432,14 @@ def _compiled(
     """Compiled passes; the compiler is loaded where they run only."""
     from paceline.models.passes.compiled_decoder import CompiledDecoder
 
-    if selection is not None and not isinstance(selection, DoubleSparsity):
+    gaps = selection if isinstance(selection, Gaps) else None
+    chosen = selection if isinstance(selection, DoubleSparsity) else None
+    if selection is not None and gaps is None and chosen is None:
         raise ConfigError(
             f"kv_selection={selection.name!r} has no compiled passes; its class must say compiles = False"
         )
     return CompiledDecoder(
-        spec, weights, arena, blocks=blocks, packed=packed, activation_bits=activation_bits, selection=selection
+        spec, weights, arena, blocks=blocks, packed=packed, activation_bits=activation_bits, selection=chosen, gaps=gaps
     )
 
 
