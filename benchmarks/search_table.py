@@ -48,7 +48,7 @@ ELSEWHERE = {
 """Of what stands in no result file: why, or where else."""
 
 
-APART = ("double_sparsity", "loopserve", "unified_layer_skipping", "lora_drop", "specmemo", "scylla")
+APART = ("double_sparsity", "loopserve", "unified_layer_skipping", "lora_drop", "hcot", "specmemo", "scylla")
 """Of selections, skipping, a budget and a law, which answer no tasks."""
 
 

@@ -658,6 +658,14 @@ SKIPPINGS: Mapping[str, Entry] = {
         ("corrections of `paceline train lora_drop`, for readable text",),
         "LoRA-Drop: Temporal LoRA Decoding for Efficient LLM Inference (arXiv:2601.02569)",
     ),
+    "hcot": Entry(
+        "paceline.models.runners.hidden_thoughts:HiddenThoughts",
+        "thoughts",
+        ("approximate", "approximate"),
+        ("two adapters of `paceline train hcot_thinker` and `paceline train hcot`",),
+        "Expediting and Elevating Large Language Model Reasoning via Hidden Chain-of-Thought Decoding "
+        "(arXiv:2409.08561)",
+    ),
 }
 
 TRAINERS: Mapping[str, Entry] = {
@@ -706,6 +714,10 @@ TRAINERS: Mapping[str, Entry] = {
     "lora_drop": Entry(
         "paceline.training.layer_skipping:LoraDropTrainer", "corrections", paper="LoRA-Drop (arXiv:2601.02569)"
     ),
+    "hcot_thinker": Entry(
+        "paceline.training.hidden_thoughts:ThinkerTrainer", "adapter", paper="HCoT (arXiv:2409.08561)"
+    ),
+    "hcot": Entry("paceline.training.hidden_thoughts:ThoughtTrainer", "adapter", paper="HCoT (arXiv:2409.08561)"),
     "codebooks": Entry(
         "paceline.training.codebooks:CodebookTrainer", "model", paper="Codebook Features (arXiv:2310.17230)"
     ),

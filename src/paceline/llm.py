@@ -66,7 +66,7 @@ from paceline.engine import (
     truncated,
 )
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models import load_runner
+from paceline.models import EndsPrompts, load_runner
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
 from paceline.search import (
@@ -755,6 +755,8 @@ class LLM(metaclass=Named):
         self.backend.check_params(params, read.drafts)
         info, serial, context = self.backend.info, next(self._count), self.backend.context_for(read.inputs)
         tokens = truncated(read.tokens, params, context)
+        if self.diffusion is None and isinstance(self.runner, EndsPrompts):
+            tokens = [*tokens, *self.runner.prompt_end]
         whole = len(tokens) == len(read.tokens) or not read.inputs.embeddings
         rule = "leave a prompt whole that has embeddings in it"
         need(whole, "truncate_prompt_tokens", rule, params.truncate_prompt_tokens)

@@ -40,6 +40,7 @@ def test_of_a_batch_each_is_as_alone() -> None:
 def test_what_is_refused(run: Command) -> None:
     for given, why in (
         ("nothing", "unknown skipping method 'nothing'"),
+        ("hcot", "skipping 'hcot' needs 'path'; give it beside the method"),
         ('{"method": "lora_drop", "dropp": 0.5}', "dropp"),
         ('{"speedup": 3}', "skipping must be a dict with a method"),
     ):

@@ -28,6 +28,7 @@ from paceline.models.runners import (
     NativeRunner,
     RecurrentRunner,
     SkippingRunner,
+    ThoughtRunner,
     native_of,
     what_varies,
 )
@@ -112,7 +113,7 @@ def _reason(runner: object) -> str | None:
 
 
 def _approximates(runner: object, native: NativeRunner) -> str | None:
-    if isinstance(runner, SkippingRunner):
+    if isinstance(runner, SkippingRunner | ThoughtRunner):
         return f"{runner.method} leaves out a part of the passes, whose sums depend on the rows of a pass"
     if native.selection is None:
         return None

@@ -1,5 +1,6 @@
 from .abilities import AttendsToSource as AttendsToSource
 from .abilities import EncodesInputs as EncodesInputs
+from .abilities import EndsPrompts as EndsPrompts
 from .abilities import HasEmbedding as HasEmbedding
 from .abilities import HasHead as HasHead
 from .abilities import LastKeys as LastKeys

@@ -6,6 +6,9 @@ from .denoiser import NativeDenoiser as NativeDenoiser
 from .encoder_decoder import EncoderDecoderRunner as EncoderDecoderRunner
 from .feature_head import FeatureHead as FeatureHead
 from .grouped import GroupedRunner as GroupedRunner
+from .hidden_thoughts import THINKER as THINKER
+from .hidden_thoughts import ThoughtRunner as ThoughtRunner
+from .hidden_thoughts import ThoughtSlot as ThoughtSlot
 from .hydra_plus_head import HydraPlusHead as HydraPlusHead
 from .invariance import what_varies as what_varies
 from .layer_drafts import MAX_PLANS as MAX_PLANS

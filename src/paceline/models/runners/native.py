@@ -346,6 +346,7 @@ class NativeRunner(StateOperations[NativeCache]):
         added_qkv: torch.Tensor | None = None,
         picked: Sequence[int] | None = None,
         two_sided: bool = False,
+        taps: Sequence[int] = (),
     ) -> PassResult:
         """A pass of all layers over states (r, hidden) in place of tokens, for heads that are given a target's.
 
@@ -354,8 +355,9 @@ class NativeRunner(StateOperations[NativeCache]):
             added_qkv: as of `Passes.run`, of the first layer alone. picked: rows whose logits are wanted, ascending;
                 None means all.
             two_sided: all inputs of a sequence see each other; they are chains of which none were computed.
+            taps: as of `score`, without `added_qkv`.
         Returns:
-            Logits (picked, v) and states (r, hidden) behind the last layer.
+            Logits (picked, v) and states (r, hidden) behind the last layer, and the taps.
         """
         segments, plan = self._segments(caches, trees, computed), ALL_LAYERS
         if two_sided:
@@ -365,7 +367,9 @@ class NativeRunner(StateOperations[NativeCache]):
                 segments, hidden.contiguous(), plan=FIRST, logits=(), states=True, added_qkv=added_qkv
             ).states
             added_qkv, plan = None, LATER
-        return self._pass(segments, hidden.contiguous(), plan=plan, logits=picked, states=True, added_qkv=added_qkv)
+        return self._pass(
+            segments, hidden.contiguous(), plan=plan, taps=taps, logits=picked, states=True, added_qkv=added_qkv
+        )
 
     @torch.inference_mode()
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
