@@ -1,18 +1,22 @@
 """Attention to a part of a long text: what share of a step attention has, what a step costs that chooses what it reads,
 and how far what it predicts is from the model.
 
-usage: kv_selection.py --text FILE [--model smollm2 | FILE.gguf] [--lengths 2048 4096 8000] [--tokens 256]
+usage: kv_selection.py --text FILE [--method double_sparsity | loopserve] [--model smollm2 | FILE.gguf]
+                       [--lengths 2048 4096 8000] [--tokens 256]
                        [--label-channels N] [--channels FILE] [--positions 64] [--repeats 15] [--threads 2]
                        [--name kv_selection] [--folder FOLDER]
 
 Per length, after the text's first tokens: plain steps with full attention, with the selection, and of a text of 16
 tokens, in turn, so that a busy machine hits all alike. The share of attention is what a step takes beyond that of the
-short text. Then the text's next --positions tokens are fed one by one, with full attention and with the selection:
-the mean divergence KL(full || selected) of the next token's distributions in nats, and how often both have the same
-likeliest token. Controls: a selection of as many tokens by the channels that carry least.
+short text. Of loopserve a step that chooses anew is timed beside one that does not. Then the text's next --positions
+tokens are fed one by one, with full attention and with the selection: the mean divergence KL(full || selected) of the
+next token's distributions in nats, and how often both have the same likeliest token. Controls: of double_sparsity a
+selection of as many tokens by the channels that carry least, of loopserve one that is made once, by the text's last
+queries, and never again.
 
-Keys and values of the text are computed once and copied, since a prompt is read with full attention in all of them.
-Without --channels these are found on 16,384 tokens from behind those that are measured.
+Keys and values of the text are computed once and copied, but for the last 64 tokens, which each reads itself (loopserve
+along lines). Without --channels these are found on 16,384 tokens from behind those that are measured. What a model is
+run by differs: loopserve runs by PyTorch's operators; to have full attention do so too, set PACELINE_COMPILED=0.
 """
 
 from __future__ import annotations
@@ -34,8 +38,8 @@ from paceline.checkpoints import Tokenizer, resolve
 from paceline.models import ChannelStatistics, load_runner
 from paceline.tree import EMPTY_TREE
 
-SHORT, BLOCK, LEARNED = 16, 512, 16384
-FULL, SELECTED, CONTROL = "full", "selected", "least channels"
+SHORT, BLOCK, LEARNED, OWN = 16, 512, 16384, 64
+FULL, SELECTED, LEAST, ONCE, CHOOSING = "full", "selected", "least channels", "chosen once", "choosing"
 
 
 def channels_of(model: str, tokens: list[int], path: Path) -> None:
@@ -59,15 +63,14 @@ def reversed_file(path: Path, target: Path) -> None:
 
 
 @torch.inference_mode()
-def with_keys_of(runner: Any, other: Any) -> Any:
-    """A sequence of a runner with the keys and values of another runner's."""
-    cache = runner.open()
-    cache.reserve(other.length)
+def with_keys_of(runner: Any, other: Any, tokens: list[int]) -> Any:
+    """A sequence of a runner with the keys and values of another runner's, but for the last tokens of these."""
+    cache, length = runner.open(), other.length - OWN
+    cache.reserve(length)
     for mine, theirs in zip(cache.arena.layers, other.arena.layers, strict=True):
-        mine[torch.from_numpy(cache.slot_index(0, other.length))] = theirs[
-            torch.from_numpy(other.slot_index(0, other.length))
-        ]
-    cache.length = other.length
+        mine[torch.from_numpy(cache.slot_index(0, length))] = theirs[torch.from_numpy(other.slot_index(0, length))]
+    cache.length = length
+    runner.extend([cache], [tokens[length : other.length]])
     return cache
 
 
@@ -98,7 +101,14 @@ def steps(runners: Mapping[str, Any], caches: Mapping[str, Any], repeats: int) -
         runner, cache = (runners[FULL], short) if name == "short" else (runners[name], caches[name])
         return lambda: runner.score([cache], [7], [EMPTY_TREE])
 
-    times = alternate({name: step(name) for name in ("short", FULL, SELECTED)}, repeats)
+    def choosing() -> None:
+        caches[SELECTED].choices.clear()
+        step(SELECTED)()
+
+    timed = {name: step(name) for name in ("short", FULL, SELECTED)}
+    if hasattr(caches[SELECTED], "choices"):
+        timed[CHOOSING] = choosing
+    times = alternate(timed, repeats)
     runners[FULL].release(short)
     median = {name: 1e3 * float(np.median(one)) for name, one in times.items()}
     return {
@@ -112,6 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
     parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--method", choices=("double_sparsity", "loopserve"), default="double_sparsity")
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8000])
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--label-channels", type=int)
@@ -128,25 +139,33 @@ def main() -> None:
         save(args.name, measured(args, model, Path(folder)), args.folder)
 
 
+def chosen_by(args: argparse.Namespace, model: str, learned: list[int], folder: Path) -> dict[str, dict[str, Any]]:
+    """The options of the selection and of its control."""
+    if args.method == "loopserve":
+        return {SELECTED: {}, ONCE: {"interval": None}}
+    channels = args.channels or folder / "channels.safetensors"
+    if args.channels is None:
+        channels_of(model, learned, channels)
+    reversed_file(channels, folder / "least.safetensors")
+    files = {SELECTED: channels, LEAST: folder / "least.safetensors"}
+    return {name: {"channels": str(file), "label_channels": args.label_channels} for name, file in files.items()}
+
+
 def measured(args: argparse.Namespace, model: str, folder: Path) -> dict[str, Any]:
     """All lengths."""
     longest = max(args.lengths)
     tokens = Tokenizer.load(resolve(model)).encode(args.text.read_text(encoding="utf-8"))
-    channels = args.channels or folder / "channels.safetensors"
-    if args.channels is None:
-        channels_of(model, tokens[longest + args.positions :][:LEARNED], channels)
-    reversed_file(channels, folder / "least.safetensors")
     runners: dict[str, Any] = {FULL: load_runner(model)}
-    for name, file in ((SELECTED, channels), (CONTROL, folder / "least.safetensors")):
-        chosen = {"channels": str(file), "tokens": args.tokens, "label_channels": args.label_channels}
-        method = open_kv_selection({"method": "double_sparsity", **chosen}, exactness="auto")
+    for name, chosen in chosen_by(args, model, tokens[longest + args.positions :][:LEARNED], folder).items():
+        method = open_kv_selection({"method": args.method, "tokens": args.tokens, **chosen}, exactness="auto")
         runners[name] = load_runner(model, kv_selection=method)
-    found: dict[str, Any] = {"model": Path(args.model).name, "tokens": args.tokens, "text": args.text.name}
+    about = {"model": Path(args.model).name, "method": args.method, "tokens": args.tokens, "text": args.text.name}
+    found: dict[str, Any] = about | {"passes": {name: runner.info.passes for name, runner in runners.items()}}
     whole = runners[FULL].open()
     for length in sorted(args.lengths):
         while whole.length < length:
             runners[FULL].extend([whole], [tokens[whole.length : min(whole.length + BLOCK, length)]])
-        caches = {name: with_keys_of(runner, whole) for name, runner in runners.items()}
+        caches = {name: with_keys_of(runner, whole, tokens) for name, runner in runners.items()}
         one = steps(runners, caches, args.repeats)
         one["departures"] = departures(runners, caches, tokens[length : length + args.positions])
         found[str(length)] = one

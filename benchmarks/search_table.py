@@ -48,8 +48,8 @@ ELSEWHERE = {
 """Of what stands in no result file: why, or where else."""
 
 
-APART = ("double_sparsity", "specmemo", "scylla")
-"""Of a selection, a budget and a law, which answer no tasks."""
+APART = ("double_sparsity", "loopserve", "unified_layer_skipping", "lora_drop", "hcot", "specmemo", "scylla")
+"""Of selections, skipping, a budget and a law, which answer no tasks."""
 
 
 def checks() -> dict[str, dict[str, list[str]]]:

@@ -164,6 +164,10 @@ def index(known: Mapping[str, Any]) -> str:
             "Selections of keys and values",
             "attend to a part of long texts, which is approximate. Key `method` of `kv_selection`.",
         ),
+        "skippings": (
+            "Skipping",
+            "leaves out a part of the passes, which is approximate. Key `method` of `skipping`.",
+        ),
     }
     for family, (title, text) in heads.items():
         lines += [f"## {title}", "", f"{title} {text}", "", "| name | what it does |", "|---|---|"]
@@ -212,9 +216,14 @@ def command(family: str, name: str, entry: registry.Entry, told: Mapping[str, st
     if family == "steerings":
         wanted = {"method": name, **json.loads(told.get("config", "{}"))}
         return f"paceline generate \"def fibonacci(n):\" --steering '{json.dumps(wanted)}'"
+    if family == "skippings":
+        wanted = json.dumps({"method": name, **json.loads(told["config"])})
+        asked = f'paceline generate "What is 17 times 3?"{told.get("flags", "")}'
+        return f"{told['before']}\n{asked} \\\n    --skipping '{wanted}'"
     if family == "kv_selections":
         wanted = json.dumps({"method": name, **json.loads(told["config"])})
-        return f"{told['before']}\npaceline generate --file long.txt \\\n    --kv-selection '{wanted}'"
+        before = f"{told['before']}\n" if "before" in told else ""
+        return f"{before}paceline generate --file long.txt \\\n    --kv-selection '{wanted}'"
     key = {"drafters": "method", "verifiers": "acceptance_method", "controllers": "controller"}[family]
     published = entry.published if family == "drafters" and "method" not in entry.published else {}
     config = {key: name, **published, **json.loads(told.get("config", "{}"))}
@@ -226,7 +235,7 @@ def facts(family: str, name: str, entry: registry.Entry) -> list[str]:
     """What is declared of a method."""
     greedy, sampled = entry.exactness
     lines = [f"- Kind: {entry.kind}"] if family == "drafters" else []
-    if family in ("drafters", "verifiers", "kv_selections"):
+    if family in ("drafters", "verifiers", "kv_selections", "skippings"):
         lines.append(
             f"- Exactness at temperature 0: {greedy}; above it: {sampled} ([exactness]({up(family)}exactness.md))"
         )

@@ -633,6 +633,39 @@ KV_SELECTIONS: Mapping[str, Entry] = {
         ("channels that `paceline analyze channels` has found for the model",),
         "Post-Training Sparse Attention with Double Sparsity (arXiv:2408.07092)",
     ),
+    "loopserve": Entry(
+        "paceline.models.attention.loopserve:LoopServe",
+        "queries",
+        ("approximate", "approximate"),
+        (),
+        "LoopServe: An Adaptive Dual-phase LLM Inference Acceleration System for Multi-Turn Dialogues "
+        "(arXiv:2507.13681)",
+    ),
+}
+
+SKIPPINGS: Mapping[str, Entry] = {
+    "unified_layer_skipping": Entry(
+        "paceline.models.runners.layer_skipping:UnifiedLayerSkipping",
+        "layers",
+        ("approximate", "approximate"),
+        ("an adapter of `paceline train unified_layer_skipping`, for readable text",),
+        "Accelerating Inference in Large Language Models with a Unified Layer Skipping Strategy (arXiv:2404.06954)",
+    ),
+    "lora_drop": Entry(
+        "paceline.models.runners.lora_drop:LoraDrop",
+        "layers",
+        ("approximate", "approximate"),
+        ("corrections of `paceline train lora_drop`, for readable text",),
+        "LoRA-Drop: Temporal LoRA Decoding for Efficient LLM Inference (arXiv:2601.02569)",
+    ),
+    "hcot": Entry(
+        "paceline.models.runners.hidden_thoughts:HiddenThoughts",
+        "thoughts",
+        ("approximate", "approximate"),
+        ("two adapters of `paceline train hcot_thinker` and `paceline train hcot`",),
+        "Expediting and Elevating Large Language Model Reasoning via Hidden Chain-of-Thought Decoding "
+        "(arXiv:2409.08561)",
+    ),
 }
 
 TRAINERS: Mapping[str, Entry] = {
@@ -673,6 +706,18 @@ TRAINERS: Mapping[str, Entry] = {
     "hybrid": Entry("paceline.training.hybrid:HybridTrainer", "model", paper="MOHAWK (arXiv:2408.10189)"),
     "judge": Entry("paceline.training.judge:JudgeTrainer", "judge", paper="Judge Decoding (arXiv:2501.19309)"),
     "lora": Entry("paceline.training.lora:LoraTrainer", "adapter", paper="LoRA (arXiv:2106.09685)"),
+    "unified_layer_skipping": Entry(
+        "paceline.training.layer_skipping:LayerSkippingTrainer",
+        "adapter",
+        paper="Unified Layer Skipping (arXiv:2404.06954)",
+    ),
+    "lora_drop": Entry(
+        "paceline.training.layer_skipping:LoraDropTrainer", "corrections", paper="LoRA-Drop (arXiv:2601.02569)"
+    ),
+    "hcot_thinker": Entry(
+        "paceline.training.hidden_thoughts:ThinkerTrainer", "adapter", paper="HCoT (arXiv:2409.08561)"
+    ),
+    "hcot": Entry("paceline.training.hidden_thoughts:ThoughtTrainer", "adapter", paper="HCoT (arXiv:2409.08561)"),
     "codebooks": Entry(
         "paceline.training.codebooks:CodebookTrainer", "model", paper="Codebook Features (arXiv:2310.17230)"
     ),
@@ -686,5 +731,6 @@ FAMILIES: Mapping[str, Mapping[str, Entry]] = {
     "searches": SEARCHES,
     "steerings": STEERINGS,
     "kv_selections": KV_SELECTIONS,
+    "skippings": SKIPPINGS,
 }
 """Methods of decoding."""

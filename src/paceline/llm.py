@@ -23,6 +23,7 @@ from paceline.assembly import (
     check_methods,
     find_exactness,
     open_kv_selection,
+    open_skipping,
     reject_approximate,
     reject_routing,
     reject_unsteady,
@@ -65,7 +66,7 @@ from paceline.engine import (
     truncated,
 )
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models import load_runner
+from paceline.models import EndsPrompts, load_runner
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
 from paceline.search import (
@@ -161,6 +162,7 @@ class LLM(metaclass=Named):
         quantization: str | None = None,
         activation_bits: int | None = None,
         kv_selection: Mapping[str, Any] | str | None = None,
+        skipping: Mapping[str, Any] | str | None = None,
         trust_remote_code: bool = False,
         profile: bool = True,
         **others: Any,
@@ -172,7 +174,7 @@ class LLM(metaclass=Named):
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching, kv_cache_memory_bytes=kv_cache_memory_bytes,
             speculative_memory_bytes=speculative_memory_bytes, exactness=exactness, quantization=quantization,
-            activation_bits=activation_bits, kv_selection=kv_selection,
+            activation_bits=activation_bits, kv_selection=kv_selection, skipping=skipping,
         )  # fmt: skip
         self.speculative, self._diffusion_config = SpeculativeConfig.parse(speculative_config), diffusion_config
         self._by_default, self._trust, self.turns = speculative_config is DEFAULT, trust_remote_code, Turns()
@@ -241,6 +243,7 @@ class LLM(metaclass=Named):
             activation_bits=self.config.activation_bits,
             lora=self._lora,
             kv_selection=open_kv_selection(self.config.kv_selection, exactness=self.config.exactness),
+            skipping=open_skipping(self.config.skipping, exactness=self.config.exactness),
             tokens=None if writes_times(config) else 1 + max((*self.tokenizer.tokens(), *self.defaults.eos_ids)),
         )
         self.models = DraftModels(
@@ -752,6 +755,8 @@ class LLM(metaclass=Named):
         self.backend.check_params(params, read.drafts)
         info, serial, context = self.backend.info, next(self._count), self.backend.context_for(read.inputs)
         tokens = truncated(read.tokens, params, context)
+        if self.diffusion is None and isinstance(self.runner, EndsPrompts):
+            tokens = [*tokens, *self.runner.prompt_end]
         whole = len(tokens) == len(read.tokens) or not read.inputs.embeddings
         rule = "leave a prompt whole that has embeddings in it"
         need(whole, "truncate_prompt_tokens", rule, params.truncate_prompt_tokens)

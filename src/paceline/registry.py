@@ -130,7 +130,10 @@ def lookup(family: str, name: str) -> Entry:
 
 def _kind(family: str) -> str:
     """What a member of a family is called."""
-    special = {"searches": "search method", "steerings": "steering method", "kv_selections": "kv_selection method"}
+    special = {
+        "searches": "search method", "steerings": "steering method", "kv_selections": "kv_selection method",
+        "skippings": "skipping method",
+    }  # fmt: skip
     return special.get(family, family.removesuffix("s"))
 
 

@@ -56,7 +56,18 @@ def test_what_is_refused(run: Command, tmp_path: Path) -> None:
     ):
         found = run("generate", PROMPT, "--kv-selection", given)
         assert (found.code, why in found.err, found.err.count("\n")) == (2, True, 1), found.err
-    strict = {"method": "double_sparsity", "channels": "x"}
-    with pytest.raises(ConfigError, match="kv_selection must be left out with exactness='strict'"):
-        open_kv_selection(strict, exactness="strict")
+    for strict in ({"method": "double_sparsity", "channels": "x"}, {"method": "loopserve"}):
+        with pytest.raises(ConfigError, match="kv_selection must be left out with exactness='strict'"):
+            open_kv_selection(strict, exactness="strict")
     assert open_kv_selection(None, exactness="strict") is None
+
+
+def test_loopserve_writes_the_same_with_drafts_and_is_approximate_by_name(run: Command) -> None:
+    chosen = {"method": "loopserve", "tokens": 24, "interval": 4, "observed": 4}
+    flags = (PROMPT, "--temperature", "0", "--max-tokens", "8", "-s", "ngram", "--kv-selection", json.dumps(chosen))
+    written = run("generate", *flags)
+    assert (written.code, "outputs are approximate" in written.err) == (0, True)
+    plain = LLM(kv_selection=chosen, speculative_config=None)
+    (answer,) = plain.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8))
+    assert written.out.strip() == answer.outputs[0].text.strip()
+    assert "kv_selection 'loopserve'" in str(plain.exactness)

@@ -341,6 +341,7 @@ def test_engine_arguments_that_cannot_be_honoured(folder: Path) -> None:
         "kv_cache_memory_bytes": 10**9,
         "max_num_batched_tokens": 64,
         "kv_selection": "double_sparsity",
+        "skipping": "lora_drop",
     }
     assert wrong.keys() | {"speculative_memory_bytes"} == ENGINE.keys()
     for name, value in wrong.items():

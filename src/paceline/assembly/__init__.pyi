@@ -12,3 +12,4 @@ from .learning import reject_unsteady as reject_unsteady
 from .memory_prediction import MemoryMeter as MemoryMeter
 from .memory_prediction import MemoryUse as MemoryUse
 from .memory_prediction import memory_use as memory_use
+from .skippings import open_skipping as open_skipping

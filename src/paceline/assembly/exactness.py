@@ -23,7 +23,15 @@ from paceline.models.passes import (
     strict_unavailable,
     why_not_strict,
 )
-from paceline.models.runners import EncoderDecoderRunner, NativeRunner, RecurrentRunner, native_of, what_varies
+from paceline.models.runners import (
+    EncoderDecoderRunner,
+    NativeRunner,
+    RecurrentRunner,
+    SkippingRunner,
+    ThoughtRunner,
+    native_of,
+    what_varies,
+)
 from paceline.utils import need, user_cache
 
 logger = logging.getLogger("paceline")
@@ -91,7 +99,7 @@ def _reason(runner: object) -> str | None:
     native = runner.native if isinstance(runner, EncoderDecoderRunner) else native_of(runner)
     if native is None:
         return NOT_STRICT_IN_TRANSFORMERS
-    if (known := _selects(native) or why_not_strict(native.spec, native.info.device)) is not None:
+    if (known := _approximates(runner, native) or why_not_strict(native.spec, native.info.device)) is not None:
         return known
     if not native.passes.row_invariant:
         if isinstance(native.passes, StrictPasses):
@@ -104,7 +112,9 @@ def _reason(runner: object) -> str | None:
     return None if varying is None else f"the self-test found other bits in {varying}"
 
 
-def _selects(native: NativeRunner) -> str | None:
+def _approximates(runner: object, native: NativeRunner) -> str | None:
+    if isinstance(runner, SkippingRunner | ThoughtRunner):
+        return f"{runner.method} leaves out a part of the passes, whose sums depend on the rows of a pass"
     if native.selection is None:
         return None
     return f"kv_selection {native.selection.name!r} sums a part of the text, in an order that depends on the rows"

@@ -26,6 +26,7 @@ FAMILIES = {
     "searches": 'Searches go on with several texts at once: argument "search", key "method"',
     "steerings": 'Steering changes the distribution: sampling parameter "steering", key "method"',
     "kv_selections": 'Selections attend to a part of long texts: argument "kv_selection", key "method"',
+    "skippings": 'Skipping leaves out a part of the passes: argument "skipping", key "method"',
 }
 EXACTNESS = {
     "controllers": "that of the drafters and the verifier",
@@ -92,10 +93,9 @@ def in_use(llm: LLM) -> list[str]:
         for name, drafter in zip(drafter_set.names, drafter_set.drafters, strict=True)
         if drafter.note
     ]
-    if (selected := llm.config.kv_selection) is not None:
-        lines.append(
-            f"kv_selection: {selected if isinstance(selected, str) else json.dumps(dict(selected))}, approximate"
-        )
+    for name in ("kv_selection", "skipping"):
+        if (named := getattr(llm.config, name)) is not None:
+            lines.append(f"{name}: {named if isinstance(named, str) else json.dumps(dict(named))}, approximate")
     if llm.profile is not None:
         lines.append(str(llm.profile))
     return lines

@@ -10,7 +10,7 @@ from .engine import DTYPES as DTYPES
 from .engine import NOT_QUANTIZED as NOT_QUANTIZED
 from .engine import QUANTIZATIONS as QUANTIZATIONS
 from .engine import EngineConfig as EngineConfig
-from .engine import parse_kv_selection as parse_kv_selection
+from .engine import parse_named as parse_named
 from .learning import LearnConfig as LearnConfig
 from .replicas import ReplicaConfig as ReplicaConfig
 from .replicas import cores as cores

@@ -51,23 +51,31 @@ def _check_bits(name: str, value: object) -> None:
     need(value in (8, 16), name, "be 8 or 16", value)
 
 
-def parse_kv_selection(given: Mapping[str, Any] | str) -> Mapping[str, Any]:
-    """A method of selection and its options, from a dict, its JSON text, or a name.
+EXAMPLES: Final[Mapping[str, str]] = {
+    "kv_selection": '{"method": "double_sparsity", "channels": "FILE"}',
+    "skipping": '{"method": "unified_layer_skipping", "speedup": 2}',
+}
+"""Of arguments that name a method with its options."""
 
+
+def parse_named(name: str, given: Mapping[str, Any] | str) -> Mapping[str, Any]:
+    """A method and its options, from a dict, its JSON text, or a name.
+
+    Args:
+        name: of the argument, one of `EXAMPLES`.
     Raises:
         ConfigError: neither.
     """
     read: object = given
     if isinstance(given, str):
-        read = json_value("kv_selection", given) if given.lstrip().startswith("{") else {"method": given}
+        read = json_value(name, given) if given.lstrip().startswith("{") else {"method": given}
     if isinstance(read, Mapping) and isinstance(read.get("method"), str):
         return read
-    rule = 'be a dict with a method, as {"method": "double_sparsity", "channels": "FILE"}'
-    raise ConfigError(f"kv_selection must {rule}, got {shortened(given)}")
+    raise ConfigError(f"{name} must be a dict with a method, as {EXAMPLES[name]}, got {shortened(given)}")
 
 
-def _check_selection(name: str, value: Any) -> None:
-    parse_kv_selection(value)
+def _check_named(name: str, value: Any) -> None:
+    parse_named(name, value)
 
 
 @documented
@@ -106,7 +114,11 @@ class EngineConfig:
 
     kv_selection: Mapping[str, Any] | str | None = option(
         None, 'Attend to a part of long texts (approximate): a method and its options, as {"method": '
-        '"double_sparsity", "channels": "FILE"}.', metavar="JSON", check=_check_selection,
+        '"double_sparsity", "channels": "FILE"}.', metavar="JSON", check=_check_named,
+    )  # fmt: skip
+    skipping: Mapping[str, Any] | str | None = option(
+        None, 'Leave out a part of the passes (approximate): a method and its options, as {"method": '
+        '"unified_layer_skipping", "speedup": 2}.', metavar="JSON", check=_check_named,
     )  # fmt: skip
 
     def __post_init__(self) -> None:

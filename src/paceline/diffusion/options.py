@@ -54,6 +54,7 @@ ENGINE: Mapping[str, Any] = {
     "quantization": None,
     "activation_bits": None,
     "kv_selection": None,
+    "skipping": None,
 }
 """The same of engine arguments."""
 

@@ -1,5 +1,6 @@
 from .abilities import AttendsToSource as AttendsToSource
 from .abilities import EncodesInputs as EncodesInputs
+from .abilities import EndsPrompts as EndsPrompts
 from .abilities import HasEmbedding as HasEmbedding
 from .abilities import HasHead as HasHead
 from .abilities import LastKeys as LastKeys
@@ -53,6 +54,7 @@ from .mixer_spec import MixerSpec as MixerSpec
 from .mixer_spec import ShortConvSpec as ShortConvSpec
 from .mixer_spec import SimpleUnitSpec as SimpleUnitSpec
 from .runners.remapped_tokens import MappedRunner as MappedRunner
+from .runners.skipping import PassSkipping as PassSkipping
 from .source_draft_loading import around_layers as around_layers
 from .source_draft_loading import load_source_draft as load_source_draft
 from .source_draft_loading import shortened_spec as shortened_spec

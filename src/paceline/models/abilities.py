@@ -101,6 +101,14 @@ class AttendsToSource(EncodesInputs, Protocol):
         """(heads, tokens, rows) float32: how these heads attend while tokens are appended to a sequence."""
 
 
+@runtime_checkable
+class EndsPrompts(Protocol):
+    """A runner of a model that reads tokens of its own behind every prompt."""
+
+    prompt_end: Sequence[int]
+    """Which they are."""
+
+
 class LastKeys(Protocol):
     """The keys and values of a model's last layer that keeps those of the whole text, to be read and not written.
 

@@ -35,8 +35,10 @@ from paceline.models.memory import check_files, fit_context
 from paceline.models.passes.eligibility import fits
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.runners.remapped_tokens import MappedRunner
+from paceline.models.runners.skipping import PassSkipping
 from paceline.models.spec import ModelSpec
 from paceline.models.weight_plan import WeightPlan, plan_weights, replacement, tell_of_rounding
+from paceline.utils import need
 
 if TYPE_CHECKING:
     from paceline.models.runners.longrope import LongRopeRunner
@@ -64,6 +66,7 @@ def load_runner(
     lora: str | Path | None = None,
     tokens: int | None = None,
     kv_selection: KVSelection | None = None,
+    skipping: PassSkipping | None = None,
 ) -> Runner:
     """Load a model.
 
@@ -88,6 +91,7 @@ def load_runner(
         tokens: ids that are tokens lie below; rows of embedding and head beyond, by which many checkpoints are padded,
             are left out. None: all rows stay.
         kv_selection: attends to a part of the text.
+        skipping: leaves out a part of the passes; beside no `kv_selection`, on the native runner alone.
     Raises:
         CheckpointError: missing, incomplete or inconsistent files.
         UnsupportedModelError: what is not supported.
@@ -101,9 +105,17 @@ def load_runner(
         name, dtype, target, max_context, strict, quantization, activation_bits, head_rows, group_size, adapter, tokens,
         kv_selection,
     )  # fmt: skip
-    return _load(
-        resolve(model, revision=revision, code=trust_remote_code), wanted, native=native, code=trust_remote_code
-    )
+    folder = resolve(model, revision=revision, code=trust_remote_code)
+    if skipping is None:
+        return _load(folder, wanted, native=native, code=trust_remote_code)
+    need(kv_selection is None, "kv_selection", "be left out beside skipping", kv_selection)
+
+    def load(*, lora: Path | None = None, selection: KVSelection | None = None) -> Runner:
+        need(lora is None or adapter is None, "lora", f"be left out beside skipping {skipping.name!r}", lora)
+        request = replace(wanted, lora=lora or adapter, selection=selection)
+        return _load(folder, request, native=native, code=trust_remote_code)
+
+    return skipping.open(load, name=name)
 
 
 def _load(folder: Path, wanted: LoadRequest, *, native: bool, code: bool) -> Runner:

@@ -52,6 +52,7 @@ class LoraTrainer(NextTokenTrainer):
         rank: of the change. alpha: the change counts alpha / rank times.
     Attributes:
         names: of the adapted modules, as the checkpoint has them.
+        adapts: the model is the adapted one; else as it was.
     Raises:
         ConfigError: modules that the model does not have.
         CapabilityError: a checkpoint whose layers are not those of a causal model of Hugging Face.
@@ -61,6 +62,7 @@ class LoraTrainer(NextTokenTrainer):
     config_class: ClassVar[type[TrainConfig]] = LoraConfig
     rate: ClassVar[float] = 5e-4
     drafts: ClassVar[bool] = False
+    adapts: bool = True
 
     def __init__(
         self, folder: Path, layers: int, rows: Tensor, *, modules: Sequence[str] | None, rank: int, alpha: float
@@ -112,6 +114,8 @@ class LoraTrainer(NextTokenTrainer):
         """A hook that adds what an adapter makes of a module's input."""
 
         def added(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+            if not self.adapts:
+                return output
             return output + self.scale * F.linear(F.linear(inputs[0], self.a[number]), self.b[number])
 
         return added

@@ -12,8 +12,8 @@ import math
 
 import numpy as np
 
-from paceline.errors import ConfigError
 from paceline.models import LayerPlan
+from paceline.models.runners import unified_layers
 
 SubLayers = frozenset[int]
 """Numbers of sub-layers that are left out."""
@@ -48,22 +48,6 @@ def plan_of(skipped: SubLayers) -> LayerPlan:
         skip_attention=frozenset(part // 2 for part in skipped if part % 2 == 0),
         skip_mlp=frozenset(part // 2 for part in skipped if part % 2),
     )
-
-
-def unified_layers(layers: int, speedup: float) -> list[int]:
-    """The layers that Unified Layer Skipping keeps for a target speed-up.
-
-    The first, the last, and evenly spaced ones between.
-
-    Raises:
-        ConfigError: a speed-up below 1, or one at which fewer than two layers would stay.
-    """
-    count = math.floor(layers / speedup + ROUNDING) if speedup >= 1 else 0
-    if count < 2:
-        raise ConfigError(f"target_speedup must be in 1..{layers / 2:g} for {layers} layers, got {speedup:g}")
-    interval = layers // (count - 1)
-    between = [layer for layer in range(1, layers - 1) if layer % interval == 0]
-    return [0, *between[: count - 2], layers - 1]
 
 
 def unified_plan(layers: int, speedup: float) -> LayerPlan:

@@ -14,8 +14,11 @@ import torch
 
 from paceline.errors import UnsupportedModelError
 from paceline.models.attention.segments import Segment
-from paceline.models.attention.tree_attention import Masks, WritingStep
+from paceline.models.attention.strict_attention import sinks_of_rows
+from paceline.models.attention.tree_attention import Masks, WritingStep, attention
 from paceline.models.spec import AttentionShape, ModelSpec
+from paceline.models.state.arena import Arena
+from paceline.models.state.cache import NativeCache
 
 
 class KVSelection(ABC):
@@ -32,6 +35,12 @@ class KVSelection(ABC):
     @abstractmethod
     def step(self, shape: AttentionShape, masks: Masks, segment: Segment) -> WritingStep:
         """The attention of one sequence in one pass."""
+
+    def cache(self, arena: Arena, prompt_length: int) -> NativeCache:
+        """Keys and values of a new sequence; a method that must know of the text beside them has a class of its own,
+        which follows what is committed, taken back and forked.
+        """
+        return NativeCache(arena, prompt_length)
 
     @property
     def key(self) -> str:
@@ -87,3 +96,26 @@ def slots_of(segment: Segment, start: int, stop: int, device: torch.device) -> t
     if cache.base >= 0:
         return torch.arange(cache.base + start, cache.base + stop, device=device)
     return torch.from_numpy(cache.slot_index(start, stop)).to(device)
+
+
+def attend_rows(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    shape: AttentionShape,
+    *,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """(n, g * h * d) attention of queries (n, g, h, d) over keys and values (h, s, d); axes as in `tree_attention`.
+
+    Args:
+        mask: (n, s) additive. sinks: see `AttentionStep`.
+    """
+    rows, groups = queries.shape[:2]
+    folded = mask.unsqueeze(1).expand(-1, groups, -1).reshape(rows * groups, -1)
+    asked = queries.permute(2, 0, 1, 3).reshape(1, shape.kv_heads, rows * groups, shape.head_dim)
+    own = None if sinks is None else sinks_of_rows(sinks, rows * groups)
+    mixed = attention(asked, keys[None], values[None], folded, shape, sinks=own)
+    by_row = mixed.view(shape.kv_heads, rows, groups, shape.head_dim).permute(1, 2, 0, 3)
+    return by_row.reshape(rows, shape.heads * shape.head_dim)

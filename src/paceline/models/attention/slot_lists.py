@@ -71,6 +71,23 @@ def fill(segment: Segment, window: int | None, slots: tuple[Ints, int], out: Int
     out[:] = rows
 
 
+def fill_gaps(
+    segment: Segment, there: np.ndarray[tuple[int], np.dtype[np.bool_]], slots: Ints, out: Ints, kept: list[Ints]
+) -> None:
+    """The same in layers that hold keys of some positions alone.
+
+    Args:
+        there: (length + slots,) of which committed positions, then of which inputs. slots: by position.
+    """
+    length = segment.cache.length
+    sees, spare = segment.sees[segment.done :] & there[length:], np.zeros(SPARE, np.int64)
+    shared = np.concatenate((slots[:length][there[:length]], spare))
+    own, counts = np.concatenate((slots[length + np.nonzero(sees)[1]], spare)), sees.sum(1)
+    kept += [shared, own]
+    out[:, 0], out[:, 1] = address(shared), len(shared) - SPARE
+    out[:, 2], out[:, 3] = address(own) + 8 * (np.cumsum(counts) - counts), counts
+
+
 def fill_source(memory: NativeCache, lists: SlotLists, out: Ints, kept: list[Ints]) -> None:
     """The same of rows that all see a source, the last slot of which stands in their own lists."""
     _, start = lists.of(memory, memory.length, kept)

@@ -17,8 +17,9 @@ import torch
 
 from paceline.checkpoints import BlockRows, Blocks, is_quantized
 from paceline.models.attention.double_sparsity import DoubleSparsity
+from paceline.models.attention.gaps import Gaps
 from paceline.models.attention.segments import Segment, split_into_passes
-from paceline.models.attention.slot_lists import SlotLists, fill, fill_source
+from paceline.models.attention.slot_lists import SlotLists, fill, fill_gaps, fill_source
 from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_strips import CHUNK, IN_STRIPS, QUERIES
@@ -114,6 +115,7 @@ class CompiledDecoder:
         packed: makes the packed matrices, or has them; None makes them.
         activation_bits: 8 or 16, of the activations that blocks are multiplied with.
         selection: attends to a part of the text; ready for the model.
+        gaps: says which layers have no keys of some positions.
 
     Attributes:
         frame, layers, seen, entry, team: the tables of a pass (models.cpu.offsets), what runs them, on which threads.
@@ -132,6 +134,7 @@ class CompiledDecoder:
         packed: PackedWeights | None = None,
         activation_bits: int = 8,
         selection: DoubleSparsity | None = None,
+        gaps: Gaps | None = None,
     ) -> None:
         self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
         rows = (blocks or {}).get("embed.weight")
@@ -148,7 +151,9 @@ class CompiledDecoder:
         self._each = 1 if spec.encoder is None else 2  # records of a layer, the last of which has its MLP
         self.layers = RecordTable(at.LAYER_FIELDS, self._each * spec.num_layers)
         self._ropes = {key: RecordTable(at.ROPE_FIELDS) for key in spec.ropes}
-        self.seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
+        self._gaps, self._gap_layers = gaps, frozenset[int]()
+        kinds = len(self.shape.windows) + int(gaps is not None)  # the last one is that of layers with gaps
+        self.seen = np.zeros((kinds, ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
         self._seen_of_source = np.zeros((ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
         self._placement = placement_of(spec, weights, self.dtype, torch.device("cpu"))
         self._distances = _Distances(spec, weights, self.layers, self.frame)
@@ -206,6 +211,12 @@ class CompiledDecoder:
         for key, table in self._ropes.items():
             table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].width or spec.ropes[key].dims})
 
+    def _point_at_gaps(self, gaps: Gaps) -> None:
+        """Have the layers with gaps read lists of their own."""
+        self._gap_layers = gaps.layers
+        for layer in gaps.layers:
+            self.layers.put({at.SEEN: address(self.seen) + self.seen[:-1].nbytes}, self._each * layer)
+
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """(r, hidden) new tensor, the family's multiplier included."""
         if isinstance(self.embedding, BlockRows):
@@ -255,6 +266,8 @@ class CompiledDecoder:
         longest = max(_keys_of(segment) for segment in segments)
         self._ready(longest if self._selection is None else max(longest, self._selection.room))
         self._plan(plan)
+        if self._gaps is not None and self._gaps.layers != self._gap_layers:
+            self._point_at_gaps(self._gaps)
         logits_of, best, done = list[torch.Tensor](), list[int](), 0
         for parts in split_into_passes(segments, ROWS):
             count = sum(part.rows for part in parts)
@@ -415,8 +428,14 @@ class CompiledDecoder:
             if self._arena.windowed is not None:
                 windowed = self._slots.windowed(self._arena.windowed, cache, slots[0], lists)
                 self._rows[4, row:stop] = windowed[0][first:end]
-            for seen, window in zip(self.seen, self.shape.windows, strict=True):
+            for seen, window in zip(self.seen, self.shape.windows, strict=False):
                 fill(segment, window, slots if window is None else windowed, seen[row:stop], lists)
+            if self._gap_layers and self._gaps is not None:
+                there = self._gaps.seen(segment)
+                if there.all():
+                    fill(segment, None, slots, self.seen[-1, row:stop], lists)
+                else:
+                    fill_gaps(segment, there, slots[0], self.seen[-1, row:stop], lists)
             if segment.memory is not None:
                 fill_source(segment.memory.cache, self._slots, self._seen_of_source[row:stop], lists)
             row = stop

@@ -22,8 +22,10 @@ from paceline.models.base import ALL_LAYERS, LayerPlan, PassResult
 from paceline.models.checks import check_extend, check_score
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.own_weights import Weights
+from paceline.models.runners.hidden_thoughts import ThoughtRunner
 from paceline.models.runners.native import NativeRunner
 from paceline.models.runners.recurrent import RecurrentRunner
+from paceline.models.runners.skipping import SkippingRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
@@ -262,5 +264,9 @@ def original_context(spec: ModelSpec) -> int:
 
 def native_of(runner: object) -> NativeRunner | None:
     """The native runner of a model's passes; None where others run them."""
-    inner = runner.native if isinstance(runner, LongRopeRunner | RecurrentRunner) else runner
+    inner = (
+        runner.native
+        if isinstance(runner, LongRopeRunner | RecurrentRunner | SkippingRunner | ThoughtRunner)
+        else runner
+    )
     return inner if isinstance(inner, NativeRunner) else None

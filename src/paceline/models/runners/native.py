@@ -25,6 +25,7 @@ from paceline.errors import CapabilityError, ConfigError
 from paceline.models.abilities import check_inputs
 from paceline.models.added_rows import AddedRows
 from paceline.models.attention.double_sparsity import DoubleSparsity
+from paceline.models.attention.gaps import Gaps
 from paceline.models.attention.kv_selection import KVSelection
 from paceline.models.attention.segments import (
     Segment,
@@ -179,6 +180,8 @@ class NativeRunner(StateOperations[NativeCache]):
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> NativeCache:
         """See `Runner.open`."""
         check_inputs(self, inputs)
+        if self.selection is not None:
+            return self.selection.cache(self.arena, prompt_length)
         return NativeCache(self.arena, prompt_length)
 
     @torch.inference_mode()
@@ -343,6 +346,7 @@ class NativeRunner(StateOperations[NativeCache]):
         added_qkv: torch.Tensor | None = None,
         picked: Sequence[int] | None = None,
         two_sided: bool = False,
+        taps: Sequence[int] = (),
     ) -> PassResult:
         """A pass of all layers over states (r, hidden) in place of tokens, for heads that are given a target's.
 
@@ -351,8 +355,9 @@ class NativeRunner(StateOperations[NativeCache]):
             added_qkv: as of `Passes.run`, of the first layer alone. picked: rows whose logits are wanted, ascending;
                 None means all.
             two_sided: all inputs of a sequence see each other; they are chains of which none were computed.
+            taps: as of `score`, without `added_qkv`.
         Returns:
-            Logits (picked, v) and states (r, hidden) behind the last layer.
+            Logits (picked, v) and states (r, hidden) behind the last layer, and the taps.
         """
         segments, plan = self._segments(caches, trees, computed), ALL_LAYERS
         if two_sided:
@@ -362,7 +367,9 @@ class NativeRunner(StateOperations[NativeCache]):
                 segments, hidden.contiguous(), plan=FIRST, logits=(), states=True, added_qkv=added_qkv
             ).states
             added_qkv, plan = None, LATER
-        return self._pass(segments, hidden.contiguous(), plan=plan, logits=picked, states=True, added_qkv=added_qkv)
+        return self._pass(
+            segments, hidden.contiguous(), plan=plan, taps=taps, logits=picked, states=True, added_qkv=added_qkv
+        )
 
     @torch.inference_mode()
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -429,12 +436,14 @@ def _compiled(
     """Compiled passes; the compiler is loaded where they run only."""
     from paceline.models.passes.compiled_decoder import CompiledDecoder
 
-    if selection is not None and not isinstance(selection, DoubleSparsity):
+    gaps = selection if isinstance(selection, Gaps) else None
+    chosen = selection if isinstance(selection, DoubleSparsity) else None
+    if selection is not None and gaps is None and chosen is None:
         raise ConfigError(
             f"kv_selection={selection.name!r} has no compiled passes; its class must say compiles = False"
         )
     return CompiledDecoder(
-        spec, weights, arena, blocks=blocks, packed=packed, activation_bits=activation_bits, selection=selection
+        spec, weights, arena, blocks=blocks, packed=packed, activation_bits=activation_bits, selection=chosen, gaps=gaps
     )
 
 

@@ -67,4 +67,4 @@ class RecurrentRunner(StateOperations[CompositeState]):
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> CompositeState:
         """See `Runner.open`."""
         check_inputs(self, inputs)
-        return CompositeState(NativeCache(self.native.arena, prompt_length), [opened_states(self.native)])
+        return CompositeState(self.native.open(prompt_length), [opened_states(self.native)])
