@@ -1,4 +1,5 @@
-"""Writes what `hybrids.py` found into `docs/reference.md`, and the table of `families.py` into `docs/benchmarks.md`.
+"""Writes what `hybrids.py` found into `docs/reference.md`, the table of `families.py` into `docs/benchmarks.md`, and
+that of `quantized_files.py` into `docs/getting-started.md`.
 
 usage: family_table.py     changes nothing if both are up to date already
 """
@@ -13,8 +14,16 @@ from typing import Any
 
 from own_table import NONE, PROCESSORS, RESULTS, ROOT, markdown, number, origin, several, within
 
-PAGES = {"hybrids": ROOT / "docs" / "reference.md", "families": ROOT / "docs" / "benchmarks.md"}
+DOCS = ROOT / "docs"
+PAGES = {
+    "hybrids": DOCS / "reference.md",
+    "families": DOCS / "benchmarks.md",
+    "quantized_files": DOCS / "getting-started.md",
+}
 """Result files, whose names are also the marks, and the pages that hold them."""
+
+QUANTIZED = {"quantized_files": "SmolLM2-135M", "quantized_files_qwen05": "Qwen2.5-Coder-0.5B"}
+"""Result files of quantised checkpoints -> the model."""
 
 KINDS = ("float32", "bfloat16", "int8", "Q8_0", "int4", "Q4_0")
 PASSES = ("step", "chain of 4", "chain of 16")
@@ -30,6 +39,16 @@ HEADS = (
     "states",
 )
 PRECISIONS = ("bf16", "int8", "int4")
+ERRORS = ("default", "two_bytes", "control")
+FILE_HEADS = (
+    "",
+    "file",
+    "tokens/s, plain: the file / our int4 or int8 of the floats",
+    "logits, median error: 1 / 2 bytes of activations / scales times 1.1",
+    "the same, root mean square",
+    "another token, %: 1 / 2 bytes",
+    "memory over that of our own form: first start / next",
+)
 
 
 def first_upper(text: str) -> str:
@@ -112,10 +131,47 @@ def _runs(parts: Mapping[str, Any], before: str, cells: Mapping[str, Any]) -> st
     return " ".join(f"{', '.join(some)}: {run}." for run, some in made.items())
 
 
+def quantized(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The table of quantised files, of each model.
+
+    Args:
+        results: what `quantized_files.py` wrote, by model.
+    """
+    rows = [row for model, found in results.items() for row in _files(model, found)]
+    runs: dict[str, None] = {}
+    for model, found in results.items():
+        runs |= {f"{model}: {origin(made)}.": None for made in found["parts"].values()}
+    return f"{markdown(FILE_HEADS, rows)}\n\n{' '.join(runs)}"
+
+
+def _files(model: str, found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for count, (form, rates) in enumerate(found["speed"].items()):
+        errors, memory = found["logits"][form], found["memory"][form]
+        (own,) = (value for key, value in rates.items() if key not in ("file", "ratio"))
+        other = [errors[key]["other_token"] for key in ERRORS[:2] if key in errors]
+        yield (
+            "" if count else model,
+            form,
+            f"{number(rates['file'])} / {number(own)} ({rates['ratio']['median']:.2f})",
+            _errors(errors, "error_median"),
+            _errors(errors, "error"),
+            " / ".join(f"{100 * share:.1f}" for share in other),
+            f"{memory['over_own_first']:.2f} / {memory['over_own_next']:.2f}",
+        )
+
+
+def _errors(found: Mapping[str, Mapping[str, float]], name: str) -> str:
+    return " / ".join(f"{found[key][name]:.3f}" if key in found else NONE for key in ERRORS)
+
+
 def texts(folder: Path = RESULTS) -> dict[str, str]:
     """Of each mark what the result file says."""
-    results = {name: json.loads((folder / f"{name}.json").read_text()) for name in PAGES}
-    return {"hybrids": hybrids(results["hybrids"]), "families": families(results["families"])}
+    results = {name: json.loads((folder / f"{name}.json").read_text()) for name in {**PAGES, **QUANTIZED}}
+    return {
+        "hybrids": hybrids(results["hybrids"]),
+        "families": families(results["families"]),
+        "quantized_files": quantized({model: results[name] for name, model in QUANTIZED.items()}),
+    }
 
 
 def main() -> None:

@@ -1,11 +1,14 @@
 """Quantised checkpoints as their own tools write them: what is read, beside what these tools make of it, speed, memory.
 
-usage: quantized_files.py [--tools PYTHON] [--model FOLDER] [--formats NAMES] [--only weights,logits,speed,memory]
-                          [--windows 4] [--repeats 5] [--threads 2] [--files FOLDER]
+usage: quantized_files.py [--tools PYTHON] [--model NAME] [--formats NAMES] [--only weights,logits,speed,memory]
+                          [--texts FILE] [--count 32] [--windows 4] [--repeats 5] [--threads 2] [--files FOLDER]
 
 PYTHON is the interpreter of an environment of its own with transformers, llmcompressor and compressed-tensors, and for
-GPTQ and AWQ gptqmodel (`pip install llmcompressor gptqmodel`), none of which Paceline needs. FOLDER is a checkpoint in
-floats, SmolLM2 by default, whose weights were rounded to 4 bits before, which flatters. Files that were made stay in
+GPTQ and AWQ gptqmodel (`pip install llmcompressor gptqmodel`, which compiles against libpcre2-dev), none of which
+Paceline needs. NAME is smollm2 or qwen05 of `real_models.py`, which makes their floats of files of 4 bits, which
+flatters. Groups are of 64 inputs in SmolLM2, whose width is no multiple of 128, and of 128 in Qwen. Of the formats
+`ct-` are those of compressed-tensors; `gptq`, `gptq-act-order`, `awq`, `ct-gptq` and `ct-awq` calibrate on the first
+`--count` lines of JSON of FILE, whose texts are joined, or on the bundled prompts. Files that were made stay in
 `--files` and are not made again; without it they lie in a temporary folder. `--only none` makes them alone. All but
 making files and `weights` does without PYTHON.
 
@@ -19,7 +22,8 @@ speed    tokens per second of plain decoding, in turn with our own int4 or int8 
 memory   peak of a fresh process on top of one that has libraries and kernels, over that of our own form of FOLDER, at
          the first start and the next one
 
-Results: `results/quantized_files.json`; formats that a run leaves out keep their figures.
+Results: `results/quantized_files.json`, of Qwen `quantized_files_qwen05.json`; formats that a run leaves out keep their
+figures. `family_table.py` makes the table in the docs of them.
 """
 
 from __future__ import annotations
@@ -32,25 +36,31 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from common import RESULTS, alternate, kept, ratio, save
+from real_models import float_folder
 from safetensors.torch import load_file, save_file
 
 from paceline import LLM, SamplingParams
-from paceline.bench import bundled_prompts, smollm2_folder
+from paceline.bench import bundled_prompts
 from paceline.checkpoints import Tokenizer, open_checkpoint, read_config
 from paceline.models import load_runner
 
 WINDOW, SCALE = 256, 1.1
 FORMS = {
-    "ct-int4": "int4", "ct-int4-zeros": "int4", "ct-int8": "int8", "ct-fp8-block": "int8", "ct-nvfp4": "int4",
-    "ct-mxfp4": "int4", "gptq": "int4", "gptq-act-order": "int4", "awq": "int4",
+    "ct-int4": "int4", "ct-int4-zeros": "int4", "ct-gptq": "int4", "ct-awq": "int4", "gptq": "int4",
+    "gptq-act-order": "int4", "awq": "int4", "ct-mxfp4": "int4", "ct-nvfp4": "int4", "ct-int8": "int8",
+    "ct-fp8": "int8", "ct-fp8-block": "int8",
 }  # fmt: skip
 """What is written -> our own form of as many bits."""
+
+GROUPS = {"smollm2": 64, "qwen05": 128}
+"""Models, and the inputs of a group."""
 
 WRITE = """
 import json, sys
@@ -61,22 +71,33 @@ name, group = given["name"], given["group"]
 if name.startswith("ct-"):
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from llmcompressor import oneshot
+    from llmcompressor.modifiers.gptq import GPTQModifier
     from llmcompressor.modifiers.quantization import QuantizationModifier
+    from llmcompressor.modifiers.transform.awq import AWQModifier
     weights = {
         "ct-int4": dict(num_bits=4, type="int", symmetric=True, strategy="group", group_size=group),
         "ct-int4-zeros": dict(num_bits=4, type="int", symmetric=False, strategy="group", group_size=group),
         "ct-int8": dict(num_bits=8, type="int", symmetric=True, strategy="channel"),
-        "ct-fp8-block": dict(num_bits=8, type="float", symmetric=True, strategy="block", block_structure=[64, 64]),
+        "ct-fp8-block": dict(num_bits=8, type="float", symmetric=True, strategy="block", block_structure=[group] * 2),
     }
+    weights |= {"ct-gptq": weights["ct-int4"], "ct-awq": weights["ct-int4-zeros"]}
     if name in weights:
         scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights[name]))
         how = dict(config_groups={"group_0": scheme})
     else:
-        how = dict(scheme={"ct-nvfp4": "NVFP4A16", "ct-mxfp4": "MXFP4A16"}[name], targets="Linear")
+        presets = {"ct-nvfp4": "NVFP4A16", "ct-mxfp4": "MXFP4A16", "ct-fp8": "FP8_DYNAMIC"}
+        how = dict(scheme=presets[name], targets="Linear")
     model = AutoModelForCausalLM.from_pretrained(given["model"], dtype=torch.bfloat16)
-    oneshot(model=model, recipe=QuantizationModifier(ignore=["lm_head"], **how))
+    tokenizer = AutoTokenizer.from_pretrained(given["model"])
+    recipe = [(GPTQModifier if name == "ct-gptq" else QuantizationModifier)(ignore=["lm_head"], **how)]
+    recipe = [AWQModifier(), *recipe] if name == "ct-awq" else recipe
+    calibration = {}
+    if name in ("ct-gptq", "ct-awq"):
+        rows = [dict(tokenizer(text, return_tensors="pt")) for text in given["texts"]]
+        calibration = dict(dataset=torch.utils.data.DataLoader(rows, batch_size=None))
+    oneshot(model=model, recipe=recipe, **calibration)
     model.save_pretrained(given["to"], save_compressed=True)
-    AutoTokenizer.from_pretrained(given["model"]).save_pretrained(given["to"])
+    tokenizer.save_pretrained(given["to"])
 else:
     from gptqmodel import GPTQModel, QuantizeConfig
     kind = dict(quant_method="awq", format="gemm") if name == "awq" else {}
@@ -146,13 +167,37 @@ def by_tools(tools: Path, code: str, **request: Any) -> None:
     subprocess.run([tools, "-c", code], input=json.dumps(request), text=True, check=True, env=environment, cwd=where)
 
 
-def made(given: argparse.Namespace, model: Path, texts: Sequence[str], work: Path) -> dict[str, Path]:
+def calibration(given: argparse.Namespace) -> list[str]:
+    """Texts to calibrate with.
+
+    Raises:
+        SystemExit: a line is no object of JSON, or has no texts.
+    """
+    if given.texts is None:
+        return [prompt.prompt for prompt in bundled_prompts()]
+    found = []
+    with given.texts.open(encoding="utf-8") as lines:
+        for number, line in enumerate(islice(lines, given.count), 1):
+            try:
+                found.append(
+                    "\n".join(value for value in json.loads(line).values() if isinstance(value, str) and value)
+                )
+            except (AttributeError, json.JSONDecodeError) as error:
+                sys.exit(
+                    f"--texts: line {number} of {given.texts} must be an object of JSON, got {line[:40]!r}: {error}"
+                )
+    return found
+
+
+def made(given: argparse.Namespace, model: Path, work: Path) -> dict[str, Path]:
     """The folder of each format, written by its tools unless it is there."""
+    texts = calibration(given)
+    request = {"model": str(model), "texts": texts, "group": GROUPS[given.model]}
     files = {form: (given.files or work) / form for form in given.formats.split(",")}
     for form, folder in files.items():
         if not folder.exists():
             to = work / f"{form}-new"
-            by_tools(given.tools, WRITE, name=form, model=str(model), to=str(to), texts=texts, group=given.group)
+            by_tools(given.tools, WRITE, name=form, to=str(to), **request)
             folder.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(to, folder)
     return files
@@ -254,10 +299,11 @@ def memory(model: Path, name: str, folder: Path, work: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tools", type=Path, default=None, help="interpreter with the formats' own tools")
-    parser.add_argument("--model", type=Path, default=None, help="a float checkpoint; default: SmolLM2")
+    parser.add_argument("--model", choices=GROUPS, default="smollm2")
     parser.add_argument("--formats", default=",".join(FORMS))
     parser.add_argument("--only", default="weights,logits,speed,memory")
-    parser.add_argument("--group", type=int, default=64, help="inputs of a group")
+    parser.add_argument("--texts", type=Path, default=None, help="lines of JSON to calibrate with; default: prompts")
+    parser.add_argument("--count", type=int, default=32, help="lines of --texts")
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
@@ -266,14 +312,17 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     given.tools, given.files = given.tools and given.tools.absolute(), given.files and given.files.absolute()
-    model = (given.model or smollm2_folder()).absolute()
-    parts, result = given.only.split(","), kept("quantized_files", given.folder)
+    if unknown := set(given.formats.split(",")) - {*FORMS}:
+        parser.error(f"--formats must be of {', '.join(FORMS)}, got {min(unknown)!r}")
+    model, name = float_folder(given.model), "quantized_files"
+    name += "" if given.model == "smollm2" else f"_{given.model}"
+    parts, result = given.only.split(","), kept(name, given.folder)
     there = given.files is not None and all((given.files / form).exists() for form in given.formats.split(","))
     if given.tools is None and ("weights" in parts or not there):
         parser.error("--tools is needed for weights, and for files that are not in --files")
-    with tempfile.TemporaryDirectory() as name:
-        work = Path(name)
-        files = made(given, model, [prompt.prompt for prompt in bundled_prompts()], work)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        files = made(given, model, work)
         measures: dict[str, Callable[[str, Path], dict[str, Any]]] = {
             "weights": lambda form, folder: weights(given.tools, form, folder, work),
             "logits": lambda form, folder: logits(model, form, folder, given.windows, work),
@@ -281,10 +330,10 @@ def main() -> None:
             "memory": lambda form, folder: memory(model, form, folder, work),
         }
         for part in (part for part in measures if part in parts):
-            for form, folder in files.items():
-                result.setdefault(part, {})[form] = measures[part](form, folder)
+            for form, file in files.items():
+                result.setdefault(part, {})[form] = measures[part](form, file)
                 print(form, part, json.dumps(result[part][form]), flush=True)
-                save("quantized_files", result, given.folder, parts=[f"{form}, {part}"])
+                save(name, result, given.folder, parts=[f"{form}, {part}"])
 
 
 if __name__ == "__main__":

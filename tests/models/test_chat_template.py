@@ -236,6 +236,23 @@ def test_missing_content_is_null_for_templates_that_ask_for_that(asking: str) ->
     assert render(TURNS.format("{{ m.content | tojson }}"), CALLS, {}) == '<user>"Weather?"<assistant>null<tool>"rain"'
 
 
+TAKING_NO_NULL = {
+    "Qwen 3's, which asks for null thoughts": "{% if m.reasoning_content is not none and '</t>' in m.content %}thoughts"
+    "{% endif %}{{ m.content }}" + PRINTED,
+    "Ministral 3's, which counts what is null": "{% if m.content is none and not m.tool_calls %}{{ 1 / 0 }}{% endif %}"
+    "{% if m.content | length > 0 %}{{ m.content }}{% endif %}" + PRINTED,
+    "Qwen's with thoughts, which cuts it": "{{ m.content.split('</t>')[-1] }}" + PRINTED,
+}
+
+
+@pytest.mark.parametrize("kind", TAKING_NO_NULL)
+def test_missing_content_is_left_out_or_empty_where_null_is_not_taken(kind: str) -> None:
+    template = TURNS.format(TAKING_NO_NULL[kind])
+    assert render(template, CALLS, {}) == "<user>Weather?<assistant>weather<tool>rain"
+    with pytest.raises(PromptError, match="failed on these messages"):
+        render(template + "{{ messages[1].content.a.b }}", CALLS, {})
+
+
 def calling(arguments: Any) -> list[dict[str, Any]]:
     function = {"name": "f", "arguments": arguments}
     return [{"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}]

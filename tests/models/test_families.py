@@ -141,6 +141,14 @@ def test_kimi_k2_is_a_deepseek_v3() -> None:
     assert spec != spec_from_config(KIMI_K2 | {"model_type": "deepseek_v3", "n_group": 8, "topk_group": 4})
 
 
+def test_kimi_k2_is_the_text_part_of_a_kimi_k2_5() -> None:
+    seeing = {"model_type": "kimi_k25", "vision_config": {}, "dtype": "bfloat16", "tie_word_embeddings": False}
+    wanted = spec_from_config(KIMI_K2 | {"dtype": "bfloat16"})
+    assert spec_from_config(seeing | {"text_config": KIMI_K2}) == wanted
+    assert spec_from_config(seeing | {"text_config": KIMI_K2 | {"model_type": "deepseek_v3"}}) == wanted
+    assert spec_from_config(seeing | {"text_config": KIMI_K2 | {"n_routed_experts": 256}}) != wanted
+
+
 def test_ministral_3_is_the_text_part_of_a_mistral_3() -> None:
     rope = {"rope_type": "yarn", "type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384}
     rope |= {"rope_theta": 1e6, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}

@@ -103,6 +103,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                                                  "routed_scaling_factor": 1.5}),
     "deepseek_v3": ("deepseek2", "deepseek_v3", LATENT | {"q_lora_rank": 28, "n_group": 4, "topk_group": 2,
                                                           "first_k_dense_replace": 1}),
+    "glm4_moe_lite": ("deepseek2", "glm4_moe_lite", LATENT | {"q_lora_rank": 28}),
+    "mistral4": ("mistral4", "mistral4", LATENT | {"q_lora_rank": 28}
+                 | rope("yarn", 500.0, factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=1.0,
+                        llama_4_scaling_beta=0.4)),
     "glm4_moe": ("glm4moe", "glm4_moe", {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
                                          "attention_bias": True, "use_qk_norm": True}),
     "ministral3": ("mistral3", "ministral3", {"head_dim": 24} | rope("yarn", 500.0, factor=4.0, mscale=1.0,
@@ -135,8 +139,9 @@ PATTERNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 SLIDES = {"gemma2", "gemma3", "cohere2", "gpt-oss", "olmo2", "exaone4"}
 TURNED = {"llama", "smollm3", "granite", "mistral3"}
+LATENTS = {"deepseek2", "mistral4"}
 SIGMOIDS = {"deepseek_v3", "glm4_moe", "minimax_m2"}
-"""Types whose experts are chosen by sigmoids."""
+"""Types whose files say that experts are chosen by sigmoids; those of GLM-4.7-Flash do not."""
 
 PARTS = {
     "input_layernorm": "attn_norm",
@@ -193,11 +198,12 @@ OWN = {
 @cache
 def oracle(name: str) -> Any:
     """The transformers model of a case, in float32."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM
 
     _, kind, more = (MODELS | PATTERNS)[name]
-    config = AutoConfig.for_model(kind, **{**SIZES, **more})
-    return perturb(AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval())
+    config = AutoConfig.for_model(kind, **{**SIZES, **more}, attn_implementation="eager")
+    known = kind != "mistral4"  # which has no automatic class
+    return perturb((AutoModelForCausalLM.from_config(config) if known else Mistral4ForCausalLM(config)).float().eval())
 
 
 def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -232,7 +238,8 @@ def stored(name: str, model: Any) -> dict[str, torch.Tensor]:
         elif ending == "e_score_correction_bias":
             found[f"{at}exp_probs_b.bias"] = value.flatten()
         elif part == "mlp.experts.gate_up_proj":
-            found[f"{at}ffn_gate_exps.weight"], found[f"{at}ffn_up_exps.weight"] = value.chunk(2, 1)
+            kinds = ("gate_up",) if architecture == "mistral4" else ("gate", "up")
+            found |= {f"{at}ffn_{x}_exps.weight": y for x, y in zip(kinds, value.chunk(len(kinds), 1), strict=True)}
         elif part == "mlp.experts.down_proj":
             found[f"{at}ffn_down_exps.weight"] = value
         else:
@@ -340,14 +347,12 @@ def describe(writer: Any, architecture: str, config: Any) -> None:
         "interleave_moe_layer_step": getattr(config, "moe_layer_interval", None),
         "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
         "attention.sliding_window": getattr(config, "sliding_window", None) if architecture in SLIDES else None,
-        **(latent_sizes(config) if architecture == "deepseek2" else {}),
+        **(latent_sizes(config) if architecture in LATENTS else {}),
         **(routed_experts(config) if hasattr(config, "n_routed_experts") else {}),
     }.items():
         if value is not None:
             writer.add_uint32(f"{architecture}.{key}", value)
-    if config.model_type in SIGMOIDS:
-        writer.add_uint32(f"{architecture}.expert_gating_func", 2)
-        writer.add_bool(f"{architecture}.expert_weights_norm", getattr(config, "norm_topk_prob", True))
+    describe_router(writer, architecture, config)
     describe_rotary(writer, architecture, config, head)
     for key, ours in {"rms_epsilon": "rms_norm_eps", "epsilon": "norm_epsilon"}.items():
         if (epsilon := getattr(config, ours, getattr(config, "layer_norm_eps", None))) is not None:
@@ -361,6 +366,13 @@ def describe(writer: Any, architecture: str, config: Any) -> None:
     for theirs, ours in {"logit_scale": "logit_scale", "expert_weights_scale": "routed_scaling_factor"}.items():
         if getattr(config, ours, None) is not None:
             writer.add_float32(f"{architecture}.{theirs}", getattr(config, ours))
+
+
+def describe_router(writer: Any, architecture: str, config: Any) -> None:
+    if config.model_type in SIGMOIDS:
+        writer.add_uint32(f"{architecture}.expert_gating_func", 2)
+    if config.model_type in {*SIGMOIDS, "glm4_moe_lite", "mistral4"}:
+        writer.add_bool(f"{architecture}.expert_weights_norm", getattr(config, "norm_topk_prob", True))
 
 
 def describe_xielu(writer: Any, model: Any) -> None:
@@ -387,8 +399,13 @@ def routed_experts(config: Any) -> dict[str, int]:
         "expert_shared_count": config.n_shared_experts,
         "expert_group_count": config.n_group,
         "expert_group_used_count": config.topk_group,
-        "leading_dense_block_count": config.first_k_dense_replace,
+        "leading_dense_block_count": getattr(config, "first_k_dense_replace", None) or dense_layers(config),
     }
+
+
+def dense_layers(config: Any) -> int:
+    """How many layers come before those with experts."""
+    return (getattr(config, "mlp_layer_types", None) or []).count("dense")
 
 
 def describe_rotary(writer: Any, architecture: str, config: Any, head: int) -> None:
@@ -404,7 +421,7 @@ def describe_rotary(writer: Any, architecture: str, config: Any, head: int) -> N
             if key in parameters:
                 writer.add_float32(f"{architecture}.rope.scaling.yarn_{key}", parameters[key])
         if "mscale" in parameters:
-            growth = parameters["mscale"] / (10 if architecture == "deepseek2" else 1)
+            growth = parameters["mscale"] / (10 if architecture in LATENTS else 1)
             writer.add_float32(f"{architecture}.rope.scaling.yarn_log_multiplier", growth)
         if "llama_4_scaling_beta" in parameters:
             writer.add_float32(f"{architecture}.attention.temperature_scale", parameters["llama_4_scaling_beta"])

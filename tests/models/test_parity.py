@@ -208,6 +208,25 @@ def test_sharded_files(name: str, tmp_path: Path) -> None:
     assert distance(logits, reference(name, TEXT[:LONG])) < CASES[name].tolerance
 
 
+def test_the_text_of_a_kimi_k2_5_is_read_without_what_sees(tmp_path: Path) -> None:
+    """Its files name the language model's tensors within `language_model`, beside a vision tower and a projector."""
+    checkpoints.write("deepseek_v3", "old", tmp_path)
+    tensors = {f"language_model.{name}": one for name, one in checkpoints.load_tensors(tmp_path).items()}
+    seeing = {
+        f"{name}.weight": torch.ones(2, 2) for name in ("vision_tower.encoder.blocks.0.wo", "mm_projector.proj.0")
+    }
+    checkpoints.save_tensors(tmp_path / "model.safetensors", tensors | seeing)
+    text = checkpoints.load_json(tmp_path / "config.json") | {"model_type": "kimi_k2"}
+    whole = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "vision_config": {}}
+    checkpoints.save_json(tmp_path / "config.json", whole | {"text_config": text})
+    runner: Any = load_runner(str(tmp_path))
+    logits = runner.extend([runner.open()], [TEXT[:LONG]], all_logits=True).logits
+    assert distance(logits, reference("deepseek_v3", TEXT[:LONG])) < CASES["deepseek_v3"].tolerance
+    checkpoints.save_tensors(tmp_path / "model.safetensors", tensors | {"projector.weight": torch.ones(2, 2)})
+    with pytest.raises(CheckpointError, match=r"holds projector\.weight which its architecture does not have"):
+        load_runner(str(tmp_path))
+
+
 def test_a_hub_id_out_of_the_cache_while_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints.hub_cache(tmp_path, "some-org/tiny", lambda folder: checkpoints.write("qwen3", "new", folder))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))

@@ -5,9 +5,9 @@ instead; there it is None for templates that ask for that, and left out for othe
 
 Templates differ in what they can take, so a conversation is given in one form after the other until a template neither
 fails nor prints a value as Python would: a list of text parts as it is, then its texts joined by newlines; the
-arguments of calls as objects, then as JSON texts; in the end a content that is left out as None. Arguments that are no
-JSON stay texts; for a template that reads only objects they are one with that text in it. Parts of other types are
-rejected: nothing here reads images or sounds.
+arguments of calls as objects, then as JSON texts; in the end a content that is missing as None, left out, and as an
+empty text. Arguments that are no JSON stay texts; for a template that reads only objects they are one with that text in
+it. Parts of other types are rejected: nothing here reads images or sounds.
 """
 
 from __future__ import annotations
@@ -108,8 +108,19 @@ def forms(chat: Chat) -> Iterator[Chat]:
                 {**message, "content": _joined(message["content"])} if "content" in message else message
                 for message in messages
             ]
-    if not all("content" in message for message in chat):
-        yield [{"content": None} | _with_arguments(message, _as_object) for message in chat]
+    if any(message.get("content") is None for message in chat):
+        for missing in MISSING:
+            yield [_with_arguments(_with_content(message, missing), _as_object) for message in chat]
+
+
+MISSING: Final[Sequence[Mapping[str, str | None]]] = ({"content": None}, {}, {"content": ""})
+"""What messages without content have in its place, one form after the other."""
+
+
+def _with_content(message: dict[str, Any], missing: Mapping[str, str | None]) -> dict[str, Any]:
+    if message.get("content") is not None:
+        return message
+    return {**{key: value for key, value in message.items() if key != "content"}, **missing}
 
 
 def _arguments(message: Mapping[str, Any]) -> list[Any]:

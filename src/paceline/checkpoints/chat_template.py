@@ -319,10 +319,10 @@ def _is_none(node: jinja2.nodes.Node) -> bool:
 
 
 def _names_content(node: jinja2.nodes.Node) -> bool:
-    """Whether an expression is something called content: a variable, an attribute or an item."""
+    """Whether an expression is something called content, not that of thoughts: a variable, an attribute or an item."""
     item = getattr(getattr(node, "arg", None), "value", None)
     words = (getattr(node, "name", None), getattr(node, "attr", None), item)
-    return any(isinstance(word, str) and "content" in word for word in words)
+    return any(isinstance(word, str) and "content" in word and "reasoning" not in word for word in words)
 
 
 def _raise_exception(message: object) -> None:

@@ -261,6 +261,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
 }
 MULTIMODAL: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "kimi_k25": "deepseek_v3",
     "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
@@ -274,12 +275,12 @@ ALIASES: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model's configuration: `config`, or its `text_config` completed by what only `config` has."""
     inner, name = config.get("text_config"), str(config.get("model_type"))
-    if name in ALIASES:
-        return {**config, "model_type": ALIASES[name]}
-    if name not in MULTIMODAL or not isinstance(inner, Mapping):
-        return config
-    outer = {key: config[key] for key in ("tie_word_embeddings", "dtype", "torch_dtype") if config.get(key) is not None}
-    return {**inner, **outer, "model_type": inner.get("model_type") or MULTIMODAL[name]}
+    if name in MULTIMODAL and isinstance(inner, Mapping):
+        keys = ("tie_word_embeddings", "dtype", "torch_dtype")
+        outer = {key: config[key] for key in keys if config.get(key) is not None}
+        name = str(inner.get("model_type") or MULTIMODAL[name])
+        config = {**inner, **outer, "model_type": name}
+    return {**config, "model_type": ALIASES[name]} if name in ALIASES else config
 
 
 def has_native_text(config: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,13 @@ NAMES: Mapping[str, str] = {
     "ffn_gate_inp": "mlp.gate",
     "attn_sinks": "self_attn.sinks",
 }
-EXPERTS: Mapping[str, str] = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+EXPERTS: Mapping[str, Sequence[str]] = {
+    "ffn_gate_exps": ("gate_proj",),
+    "ffn_up_exps": ("up_proj",),
+    "ffn_gate_up_exps": ("gate_proj", "up_proj"),
+    "ffn_down_exps": ("down_proj",),
+}
+"""Stacks of experts, and what each expert has in them, one after the other."""
 
 Extra = Callable[[GgufFile], Metadata]
 
@@ -223,6 +229,15 @@ def _deepseek2(file: GgufFile) -> Metadata:
     return metadata | {"topk_method": "greedy" if groups == 1 else "group_limited_greedy"}
 
 
+def _mistral4(file: GgufFile) -> Metadata:
+    found = _deepseek2(file)
+    if found["scoring_func"] != "softmax":
+        raise UnsupportedModelError(
+            f"{file.path.name}: a Mistral 4 whose experts are not chosen by softmax is not known"
+        )
+    return {key: value for key, value in found.items() if key not in ("topk_method", "scoring_func")}
+
+
 def _glm4_moe(file: GgufFile) -> Metadata:
     return _routed_experts(file) | _glm4(file) | {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
 
@@ -234,8 +249,12 @@ def _minimax_m2(file: GgufFile) -> Metadata:
 
 
 def _routed_experts(file: GgufFile) -> Metadata:
-    """Experts chosen by groups, with an MLP beside them."""
-    gating = file.get("expert_gating_func") or SOFTMAX
+    """Experts chosen by groups, with an MLP beside them.
+
+    Files of GLM-4.7-Flash do not say that their router's scores are sigmoids; only such are ranked by numbers besides.
+    """
+    ranked = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+    gating = file.get("expert_gating_func") or (SIGMOID if ranked else SOFTMAX)
     return {
         "n_routed_experts": file.get("expert_count"),
         "n_shared_experts": file.get("expert_shared_count", 0),
@@ -311,6 +330,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "cohere2": Architecture(model_type="cohere2", extra=_cohere2),
     "gpt-oss": Architecture(model_type="gpt_oss", names=GPT_OSS, yarn={"truncate": False}, extra=_gpt_oss),
     "deepseek2": Architecture(model_type="deepseek_v2", names=DEEPSEEK2, extra=_deepseek2),
+    "mistral4": Architecture(model_type="mistral4", names=DEEPSEEK2, extra=_mistral4),
     "glm4moe": Architecture(model_type="glm4_moe", names=SHARED_EXPERTS, extra=_glm4_moe),
     "minimax-m2": Architecture(model_type="minimax_m2", extra=_minimax_m2),
     "lfm2": Architecture(model_type="lfm2", names=hybrids.LFM2, extra=hybrids.lfm2),

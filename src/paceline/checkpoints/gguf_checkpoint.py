@@ -8,7 +8,7 @@ some rows at a time, so that loading needs little more memory than its result.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,9 +92,7 @@ class GgufCheckpoint(Checkpoint):
         if part == "attn_v_b":
             return
         if part in EXPERTS:
-            for expert in range(self.file.tensors[name].shape[0]):
-                stored = f"layers.{layer}.mlp.experts.{expert}.{EXPERTS[part]}.{kind}"
-                self._place(stored, _TensorSource(name, expert=expert))
+            self._place_experts(layer, EXPERTS[part], kind, name)
             return
         names = {**NAMES, **self._architecture.names}
         stored = f"layers.{layer}.{names.get(part, part)}" + ("" if part == "attn_sinks" else f".{kind}")
@@ -120,11 +118,22 @@ class GgufCheckpoint(Checkpoint):
 
     def _place(self, stored: str, place: _TensorSource) -> None:
         tensor = self.file.tensors[place.source]
-        shape = tensor.shape if place.expert is None else tensor.shape[1:]
+        shape = tensor.shape
         if stored.endswith("shared_expert_gate.weight"):
             shape = (1, shape[-1])
         self._places[stored] = place
         self.entries[stored] = TensorEntry(tensor.path, "F32", shape, tensor.nbytes)
+
+    def _place_experts(self, layer: str, parts: Sequence[str], kind: str, name: str) -> None:
+        """Experts; where two parts come after one another in each, as twice as many of half the rows."""
+        tensor, count = self.file.tensors[name], len(parts)
+        if len(tensor.shape) < 2 or tensor.shape[1] % count:
+            raise CheckpointError(f"{self.folder}: {name} of shape {tensor.shape} holds no experts; download it again")
+        shape = (tensor.shape[1] // count, *tensor.shape[2:])
+        for number in range(count * tensor.shape[0]):
+            stored = f"layers.{layer}.mlp.experts.{number // count}.{parts[number % count]}.{kind}"
+            self._places[stored] = _TensorSource(name, expert=number)
+            self.entries[stored] = TensorEntry(tensor.path, "F32", shape, tensor.nbytes)
 
     def _place_latent(self, layer: str, keys: str) -> None:
         """The matrix that latent attention makes keys and values of, stored in two."""

@@ -141,6 +141,6 @@ def _rotary(file: GgufFile, architecture: Architecture) -> Metadata:
         scaling |= {**architecture.yarn, "original_max_position_embeddings": original}
         scaling |= {key: value for key, value in yarn.items() if value is not None}
         if growth is not None:
-            mscale = 10 * growth if file.architecture == "deepseek2" else growth
+            mscale = 10 * growth if file.architecture in ("deepseek2", "mistral4") else growth
             scaling |= {"mscale": mscale, "mscale_all_dim": mscale}  # which are the same in all known models
     return share | {"rope_scaling": scaling}

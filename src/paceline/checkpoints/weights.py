@@ -55,7 +55,9 @@ from paceline.utils import parts_of
 log = logging.getLogger("paceline")
 
 PREFIX = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)")
-IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.act_fn\.eps$|^(vision_tower|multi_modal_projector|visual|mtp\w*)\.")
+IGNORED = re.compile(
+    r"rotary_emb\.inv_freq$|\.act_fn\.eps$|^(vision_tower|multi_modal_projector|mm_projector|visual|mtp\w*)\."
+)
 """Buffers that are computed or keep a gradient finite, parts of a multimodal model that text does not use, and
 prediction modules (checkpoints.prediction_modules), but for those that lie behind the layers.
 """
