@@ -106,7 +106,7 @@ def random_head(
             taps=(0, 2, 4) if block or method in ("eagle3", "p_eagle", "hidden_transfer") else (),
             mask_token_id=1 if block or method == "p_eagle" else None,
             layer={} if several and method not in ("hydra++", "clover") else layer,
-            inner_size=width // 2 if method == "mlp_speculator" else None,
+            inner_size=width // 2 if method in ("mlp_speculator", "fspad") else None,
             block_size=5 if block else None,
             sliding_window=64 if method == "longspec" else None,
             sample_from_anchor=method == "dspark",

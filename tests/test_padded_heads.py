@@ -26,6 +26,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "hydra": {"num_heads": 2},
     "clover": {"num_heads": 2, "layer": LAYER},
     "eagle": {"layer": LAYER},
+    "fspad": {"layer": LAYER, "inner_size": 32},
     "eagle3": {"layer": LAYER, "taps": (0, 1, 2)},
     "p_eagle": {"layer": LAYER, "taps": (0, 1, 2), "mask_token_id": 3},
     "longspec": {"layer": LAYER | {"num_key_value_heads": 1}, "sliding_window": 512},

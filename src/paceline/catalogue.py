@@ -236,6 +236,15 @@ DRAFTERS: Mapping[str, Entry] = {
         "EAGLE-2: faster inference of language models with dynamic draft trees (arXiv:2406.16858)",
         published={"method": [{"method": "eagle2", "num_speculative_tokens": 6}], "num_speculative_tokens": 59},
     ),
+    "fspad": Entry(
+        "paceline.drafters.heads.fspad:FspadDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "trees", "a head trained for the target"),
+        "Boosting lossless speculative decoding via feature sampling and partial alignment distillation "
+        "(arXiv:2408.15562)",
+        published={"method": [{"method": "fspad", "num_speculative_tokens": 6}], "num_speculative_tokens": 59},
+    ),
     "eagle3": Entry(
         "paceline.drafters.heads.eagle:Eagle3Drafter",
         "head",
@@ -638,6 +647,7 @@ KV_SELECTIONS: Mapping[str, Entry] = {
 TRAINERS: Mapping[str, Entry] = {
     "eagle3": Entry("paceline.training.eagle3:Eagle3Trainer", "head", paper="EAGLE-3 (arXiv:2503.01840)"),
     "eagle": Entry("paceline.training.eagle:EagleTrainer", "head", paper="EAGLE (arXiv:2401.15077)"),
+    "fspad": Entry("paceline.training.fspad:FspadTrainer", "head", paper="FSPAD (arXiv:2408.15562)"),
     "mtp": Entry("paceline.training.mtp:MtpTrainer", "head", paper="FastMTP (arXiv:2509.18362)"),
     "dflash": Entry("paceline.training.dflash:DFlashTrainer", "head", paper="DFlash (arXiv:2602.06036)"),
     "dspark": Entry("paceline.training.dspark:DSparkTrainer", "head", paper="DSpark (arXiv:2607.05147)"),

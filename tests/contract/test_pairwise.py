@@ -65,6 +65,7 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "mlp_speculator": lambda llm, folder: {"model": head(llm, "mlp_speculator"), "tree_policy": "eagle2"},
     "eagle": lambda llm, folder: {"model": head(llm, "eagle")},
     "eagle2": lambda llm, folder: {"model": head(llm, "eagle")},
+    "fspad": lambda llm, folder: {"model": head(llm, "fspad")},
     "eagle3": lambda llm, folder: {"model": head(llm, "eagle3"), "tree_policy": "eagle2"},
     "p_eagle": lambda llm, folder: {"model": head(llm, "p_eagle"), "tree_width": 2},
     "longspec": lambda llm, folder: {"model": head(llm, "longspec"), "tree_width": 2},

@@ -37,9 +37,10 @@ LAYER = {"num_attention_heads": 2, "intermediate_size": 12, "max_position_embedd
 WINDOWED = {"sliding_window": 6}
 PARALLEL = {"taps": (0, 1, 3), "num_layers": 2, "mask_token_id": 10}
 EAGLES: list[tuple[Any, int, dict[str, Any]]] = [
-    ("eagle", VOCAB, {}), ("eagle3", 9, {"taps": (0, 1, 3)}), ("p_eagle", 9, PARALLEL), ("mtp", VOCAB, {}),
+    ("eagle", VOCAB, {}), ("fspad", 9, {"inner_size": 6}), ("eagle3", 9, {"taps": (0, 1, 3)}), ("p_eagle", 9, PARALLEL),
+    ("mtp", VOCAB, {}),
 ]  # fmt: skip
-EAGLE, EAGLE3, P_EAGLE, MTP = (
+EAGLE, FSPAD, EAGLE3, P_EAGLE, MTP = (
     written_head(
         HeadConfig(
             method=method,
@@ -53,7 +54,7 @@ EAGLE, EAGLE3, P_EAGLE, MTP = (
     )
     for method, tokens, more in EAGLES
 )
-"""The second and the third draft the first tokens alone."""
+"""Those with 9 tokens draft the first ones alone."""
 PATHS: list[tuple[Any, int, int, dict[str, Any]]] = [
     ("medusa", VOCAB, 2, {"num_heads": 3}),
     ("hydra", 9, 5, {"num_heads": 3, "num_layers": 2}),
@@ -100,8 +101,8 @@ DFLASH, DSPARK, DSPARK_RNN = (
 ACCEPTANCE = str(acceptance_head(hidden=8, seed=2).write(Path(mkdtemp(prefix="paceline-head-")) / "head"))
 """An acceptance head of the toy draft model."""
 HEADS = (
-    *(MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, PPD, PPD_MEANS, MLP, EAGLE, EAGLE3, P_EAGLE, LONGSPEC, MTP, DFLASH),
-    *(DSPARK, DSPARK_RNN, TRANSFER),
+    *(MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, PPD, PPD_MEANS, MLP, EAGLE, FSPAD, EAGLE3, P_EAGLE, LONGSPEC, MTP),
+    *(DFLASH, DSPARK, DSPARK_RNN, TRANSFER),
 )
 STAND_INS = (ACCEPTANCE, ADAPTER, MUTE, *HEADS)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
@@ -281,6 +282,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": EAGLE, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
     ],
     "eagle2": [{"model": EAGLE}, {"model": EAGLE, "tree_width": 2, "num_speculative_tokens": 2}],
+    "fspad": [
+        {"model": FSPAD},
+        {"model": FSPAD, "tree_width": 2, "num_speculative_tokens": 2, "draft_context": None},
+        {"model": FSPAD, "tree_policy": "rsd_s"},
+    ],
     "eagle3": [
         {"model": EAGLE3},
         {"model": EAGLE3, "tree_policy": "eagle2", "tree_width": 3},

@@ -50,7 +50,7 @@ NEEDS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "eagle3": lambda target, folder: {"model": random_head("eagle3", WIDTH, VOCAB, heads=9, tokens=8000)},
     **{
         name: lambda target, folder, name=name: {"model": random_head(name, WIDTH, VOCAB, heads=9, tokens=8000)}
-        for name in ("p_eagle", "dflash", "dspark")
+        for name in ("fspad", "p_eagle", "dflash", "dspark")
     },
     "kangaroo": lambda target, folder: {
         "model": written_adapter(adapter_weights(WIDTH), WIDTH, heads=9),

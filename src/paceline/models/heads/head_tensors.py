@@ -9,6 +9,8 @@
                     heads; embed holds rows by which tokens are read, in the place of the target's head's
     eagle           fc (hidden, 2 hidden) on [embedding; state]; layers.0.*; norm, the target's, where it reads states
                     before that one
+    fspad           the same; before fc sampler.gate and .up (inner size, hidden), .down (hidden, inner size); behind
+                    the layer feature_proj (hidden, hidden)
     mtp             fc (hidden, 2 hidden) on [embed_norm(embedding); state_norm(state)]; layers.0.*; norm
     eagle3          fc (hidden, taps * hidden); layers.0.*, whose q, k and v read [norm(embedding); norm(state)], the
                     first by input_layernorm, the second by hidden_norm; norm; what fc reads may be normed, whole by
@@ -64,11 +66,8 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
         return
     yield HeadTensor("head.weight", (v, d), optional=True)
     yield HeadTensor("embed.weight", (config.vocab_size, d), optional=True)
-    if config.method == "eagle":
-        yield from _linear("fc", d, 2 * d)
-        yield from _layer(config, "layers.0.", d, normed=False)
-        if not config.normed:
-            yield HeadTensor("norm.weight", (d,), optional=True)
+    if config.method in ("eagle", "fspad"):
+        yield from _eagle(config)
     elif config.method == "mtp":
         yield from _linear("fc", d, 2 * d)
         yield from _layer(config, "layers.0.", d, normed=True)
@@ -83,6 +82,19 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
     else:
         yield from _residual_heads(config)
         yield from _before_heads(config)
+
+
+def _eagle(config: HeadConfig) -> Iterator[HeadTensor]:
+    d = config.hidden_size
+    yield from _linear("fc", d, 2 * d)
+    yield from _layer(config, "layers.0.", d, normed=False)
+    if not config.normed:
+        yield HeadTensor("norm.weight", (d,), optional=True)
+    if config.method == "fspad" and config.inner_size:
+        for name in ("gate", "up"):
+            yield from _linear(f"sampler.{name}", config.inner_size, d)
+        yield from _linear("sampler.down", d, config.inner_size)
+        yield from _linear("feature_proj", d, d)
 
 
 def _rows_of_passes(config: HeadConfig) -> Iterator[HeadTensor]:
