@@ -43,7 +43,7 @@ PLAIN = "plain"
 SETS = ("spec-bench", "gsm8k", "humaneval", "mt-redundant")
 ROW_TOKENS = 640
 METHODS = (
-    *("eagle3", "p_eagle", "eagle", "fspad", "longspec", "mtp", "medusa", "hydra", "hydra++", "clover"),
+    *("eagle3", "p_eagle", "eagle", "fspad", "longspec", "mtp", "medusa", "hydra", "hydra++", "clover", "chimera"),
     *("mlp_speculator", "dflash", "dspark", "ppd", "hidden_transfer", "draft_model", "pard"),
 )
 EAGLES = ("eagle", "fspad", "eagle3", "p_eagle", "longspec", "mtp", "dflash", "dspark")

@@ -94,7 +94,8 @@ def random_head(
     layer = {"num_attention_heads": heads, "intermediate_size": 2 * width, "max_position_embeddings": 2048}
     if kv_heads is not None:
         layer["num_key_value_heads"] = kv_heads
-    several = method in ("medusa", "hydra", "hydra++", "clover", "mlp_speculator", "ppd", "hidden_transfer")
+    with_layer = method in ("hydra++", "clover", "chimera")
+    several = with_layer or method in ("medusa", "hydra", "mlp_speculator", "ppd", "hidden_transfer")
     block = method in ("dflash", "dspark")
     return written_head(
         HeadConfig(
@@ -105,7 +106,7 @@ def random_head(
             num_heads=3 if several else 1,
             taps=(0, 2, 4) if block or method in ("eagle3", "p_eagle", "hidden_transfer") else (),
             mask_token_id=1 if block or method == "p_eagle" else None,
-            layer={} if several and method not in ("hydra++", "clover") else layer,
+            layer={} if several and not with_layer else layer,
             inner_size=width // 2 if method in ("mlp_speculator", "fspad") else None,
             block_size=5 if block else None,
             sliding_window=64 if method == "longspec" else None,

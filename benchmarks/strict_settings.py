@@ -31,8 +31,8 @@ NEAR = {"draft_context": 64, "draft_masks": 8}
 TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
 WIDTH, VOCAB, KV_HEADS = 256, 6144, 2
 HEADS = (
-    *("medusa", "hydra", "hydra++", "clover", "ppd", "mlp_speculator", "eagle", "fspad", "eagle3"),
-    *("p_eagle", "longspec", "mtp", "dflash", "dspark", "hidden_transfer"),
+    *("medusa", "hydra", "hydra++", "clover", "chimera", "ppd", "mlp_speculator", "eagle", "fspad"),
+    *("eagle3", "p_eagle", "longspec", "mtp", "dflash", "dspark", "hidden_transfer"),
 )
 
 NEED_A_PAIR = (

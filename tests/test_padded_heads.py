@@ -25,6 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "medusa": {"num_heads": 2},
     "hydra": {"num_heads": 2},
     "clover": {"num_heads": 2, "layer": LAYER},
+    "chimera": {"num_heads": 2, "layer": LAYER},
     "eagle": {"layer": LAYER},
     "fspad": {"layer": LAYER, "inner_size": 32},
     "eagle3": {"layer": LAYER, "taps": (0, 1, 2)},

@@ -213,6 +213,15 @@ DRAFTERS: Mapping[str, Entry] = {
         "Clover: regressive lightweight speculative decoding with sequential knowledge (arXiv:2405.00263)",
         published={"controller": "ppd", "max_nodes": 63, "max_depth": 4},
     ),
+    "chimera": Entry(
+        "paceline.drafters.heads.chimera:ChimeraDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "heads trained for the target"),
+        "Chimera: a lossless decoding method for accelerating large language models inference by fusing all tokens "
+        "(arXiv:2402.15758)",
+        published={"controller": "ppd", "max_nodes": 63, "max_depth": 4},
+    ),
     "mlp_speculator": Entry(
         "paceline.drafters.heads.mlp_speculator:MLPSpeculatorDrafter",
         "head",
@@ -654,6 +663,7 @@ TRAINERS: Mapping[str, Entry] = {
     "hydra++": Entry("paceline.training.hydra:HydraPlusTrainer", "head", paper="Hydra++ (arXiv:2402.05109)"),
     "hydra": Entry("paceline.training.hydra:HydraTrainer", "head", paper="Hydra (arXiv:2402.05109)"),
     "clover": Entry("paceline.training.clover:CloverTrainer", "head", paper="Clover (arXiv:2405.00263)"),
+    "chimera": Entry("paceline.training.chimera:ChimeraTrainer", "head", paper="Chimera (arXiv:2402.15758)"),
     "ppd": Entry("paceline.training.ppd:PPDTrainer", "prompt tokens", paper="PPD (arXiv:2405.18628)"),
     "hidden_transfer": Entry(
         "paceline.training.hidden_transfer:HiddenTransferTrainer", "head", paper="Hidden transfer (arXiv:2404.12022)"

@@ -60,6 +60,7 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "hydra": lambda llm, folder: {"model": head(llm, "hydra"), "tree_width": 2},
     "hydra++": lambda llm, folder: {"model": head(llm, "hydra++")},
     "clover": lambda llm, folder: {"model": head(llm, "clover"), "tree_width": 2},
+    "chimera": lambda llm, folder: {"model": head(llm, "chimera"), "tree_width": 2},
     "ppd": lambda llm, folder: {"model": head(llm, "ppd"), "tree_width": 2},
     "hidden_transfer": lambda llm, folder: {"model": head(llm, "hidden_transfer"), "tree_policy": "eagle2"},
     "mlp_speculator": lambda llm, folder: {"model": head(llm, "mlp_speculator"), "tree_policy": "eagle2"},

@@ -60,11 +60,12 @@ PATHS: list[tuple[Any, int, int, dict[str, Any]]] = [
     ("hydra", 9, 5, {"num_heads": 3, "num_layers": 2}),
     ("hydra++", VOCAB, 1, {"num_heads": 3, "layer": LAYER}),
     ("clover", 9, 1, {"num_heads": 3, "layer": LAYER}),
+    ("chimera", 9, 1, {"num_heads": 3, "layer": LAYER}),
     ("mlp_speculator", VOCAB, 2, {"num_heads": 3, "inner_size": 6, "scale_input": True}),
     ("longspec", 9, 11, {"layer": LAYER, **WINDOWED}),
 ]
 """Method, tokens that it drafts, a seed with which some of its drafts are accepted, and more of its config."""
-MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, MLP, LONGSPEC = (
+MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, CHIMERA, MLP, LONGSPEC = (
     written_head(own, head_weights(own, shared=False, seed=seed))
     for own, seed in (
         (HeadConfig(method=name, hidden_size=8, vocab_size=VOCAB, draft_vocab_size=tokens, **more), seed)
@@ -101,7 +102,7 @@ DFLASH, DSPARK, DSPARK_RNN = (
 ACCEPTANCE = str(acceptance_head(hidden=8, seed=2).write(Path(mkdtemp(prefix="paceline-head-")) / "head"))
 """An acceptance head of the toy draft model."""
 HEADS = (
-    *(MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, PPD, PPD_MEANS, MLP, EAGLE, FSPAD, EAGLE3, P_EAGLE, LONGSPEC, MTP),
+    *(MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, CHIMERA, PPD, PPD_MEANS, MLP, EAGLE, FSPAD, EAGLE3, P_EAGLE, LONGSPEC, MTP),
     *(DFLASH, DSPARK, DSPARK_RNN, TRANSFER),
 )
 STAND_INS = (ACCEPTANCE, ADAPTER, MUTE, *HEADS)
@@ -256,6 +257,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": CLOVER},
         {"model": CLOVER, "tree_width": 3, "draft_context": None},
         {"model": CLOVER, "tree_policy": "rsd_s", "num_speculative_tokens": 2},
+    ],
+    "chimera": [
+        {"model": CHIMERA},
+        {"model": CHIMERA, "tree_width": 3, "draft_context": None},
+        {"model": CHIMERA, "tree_policy": "dyspec"},
+        {"model": CHIMERA, "tree_policy": "rsd_s", "num_speculative_tokens": 2},
     ],
     "ppd": [
         {"model": PPD},

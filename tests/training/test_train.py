@@ -50,6 +50,7 @@ LIFT = {
     "hydra": 0.1,
     "hydra++": 0.1,
     "clover": 0.1,
+    "chimera": 0.1,
     "mlp_speculator": 0.05,
     "ppd": 0.05,
     "hidden_transfer": 0.05,
@@ -70,7 +71,10 @@ WANTED: dict[str, dict[str, Any]] = {
     "small_llama": {"method": "draft_model", "hidden_size": 64},
     "kangaroo": {"exit_layer": 1, "fitting": SHORT},
     "eagle3": {"fitting": replace(SHORT, batch_rows=4)},
-    **{name: {"fitting": SHORT} for name in ("hydra", "hydra++", "clover", "draft_model", "fspad", "mtp", "longspec")},
+    **{
+        name: {"fitting": SHORT}
+        for name in ("hydra", "hydra++", "clover", "chimera", "draft_model", "fspad", "mtp", "longspec")
+    },
     "dflash": {"fitting": replace(SHORT, learning_rate=3e-3), "max_anchors": 24},
     "dspark": {"fitting": replace(SHORT, steps=60, learning_rate=3e-3), "max_anchors": 24, "markov_rank": 16},
     "ppd": {"anchors": 16, "depths": 2, "fitting": replace(SHORT, steps=16, eval_steps=16)},

@@ -14,6 +14,7 @@ HeadMethod = Literal[
     "hydra",
     "hydra++",
     "clover",
+    "chimera",
     "eagle",
     "fspad",
     "eagle3",
@@ -34,7 +35,10 @@ BLOCKS: Final = ("dflash", "dspark")
 ROWS: Final = ("ppd", "hidden_transfer")
 """Methods whose guesses are rows of the target's own passes, with its own head."""
 
-WITH_LAYER: Final = ("hydra++", "clover", "eagle", "fspad", "eagle3", "p_eagle", "longspec", "mtp", *BLOCKS)
+WITH_LAYER: Final = (
+    *("hydra++", "clover", "chimera", "eagle", "fspad", "eagle3", "p_eagle", "longspec", "mtp"),
+    *BLOCKS,
+)
 SINGLE: Final = ("eagle", "fspad", "eagle3", "p_eagle", "longspec", "mtp")
 """Methods with decoder layers, and those of them that have one head, which drafts all tokens."""
 
@@ -77,10 +81,10 @@ class HeadConfig:
         method: what it is.
         hidden_size, vocab_size: of the target.
         draft_vocab_size: tokens that it can draft; fewer than `vocab_size` where its vocabulary is reduced.
-        num_heads: tokens ahead that have heads of their own (medusa, hydra, clover, mlp_speculator); 1 for the
-            others.
-        num_layers: residual blocks of a head (medusa, hydra, clover), or decoder layers: 1 for eagle, fspad, eagle3,
-            longspec and mtp, any number for p_eagle, dflash and dspark.
+        num_heads: tokens ahead that have heads of their own (medusa, hydra, clover, chimera, mlp_speculator); 1 for
+            the others.
+        num_layers: residual blocks of a head (medusa, hydra, clover, chimera), or decoder layers: 1 for eagle, fspad,
+            eagle3, longspec and mtp, any number for p_eagle, dflash and dspark.
         taps: layers of the target whose states it reads, as a runner numbers them: k is the output of layer k counted
             from 0, -1 the embedding, the number of layers the state after the final norm. None given: the last layer's.
             Of hidden_transfer one for each head, never falling, behind which its pseudo state enters.

@@ -7,6 +7,9 @@
     hydra++         and prefix.*, a decoder layer, and prefix.norm, behind it where there is one
     clover          as medusa, and prefix.* as hydra++; decoder.norm, .q_proj, .k_proj, .v_proj (hidden, hidden) for all
                     heads; embed holds rows by which tokens are read, in the place of the target's head's
+    chimera         as medusa, and heads.K.reduce (hidden, 2 hidden) on [the target's state; the encoder's], before its
+                    blocks; trigram.block (3 hidden, 3 hidden) and trigram.reduce (hidden, 3 hidden) on three
+                    embeddings; encoder.*, a decoder layer
     eagle           fc (hidden, 2 hidden) on [embedding; state]; layers.0.*; norm, the target's, where it reads states
                     before that one
     fspad           the same; before fc sampler.gate and .up (inner size, hidden), .down (hidden, inner size); behind
@@ -144,12 +147,14 @@ def _linear(name: str, outputs: int, inputs: int) -> Iterator[HeadTensor]:
 
 
 def _residual_heads(config: HeadConfig) -> Iterator[HeadTensor]:
-    d, on_state = config.hidden_size, config.method in ("medusa", "clover")
+    d, on_state = config.hidden_size, config.method in ("medusa", "clover", "chimera")
     for head in range(config.num_heads):
         first = d if on_state else (head + 2) * d
         for block in range(config.num_layers):
             yield from _linear(f"heads.{head}.blocks.{block}", d, d if block else first)
-        if not on_state:
+        if config.method == "chimera":
+            yield from _linear(f"heads.{head}.reduce", d, 2 * d)
+        elif not on_state:
             yield from _linear(f"heads.{head}.reduce", d, first)
             yield HeadTensor(f"heads.{head}.head.bias", (config.draft_vocab_size,), optional=True)
         yield HeadTensor(f"heads.{head}.head.weight", (config.draft_vocab_size, d), optional=True)
@@ -162,6 +167,10 @@ def _before_heads(config: HeadConfig) -> Iterator[HeadTensor]:
         yield HeadTensor("decoder.norm.weight", (d,))
         for name in "qkv":
             yield from _linear(f"decoder.{name}_proj", d, d)
+    if config.method == "chimera":
+        yield from _linear("trigram.block", 3 * d, 3 * d)
+        yield from _linear("trigram.reduce", d, 3 * d)
+        yield from _layer(config, "encoder.", d, normed=True)
     if config.method in ("hydra++", "clover"):
         yield from _layer(config, "prefix.", d, normed=True)
         yield HeadTensor("prefix.norm.weight", (d,), optional=True)
