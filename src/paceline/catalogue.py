@@ -181,6 +181,13 @@ DRAFTERS: Mapping[str, Entry] = {
         "Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911)",
         published={"controller": "kangaroo", "resume_verification": True},
     ),
+    "m2r2": Entry(
+        "paceline.drafters.self.m2r2:M2R2Drafter",
+        "self",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("early_exit", "head", "adapters trained for the target"),
+        "M2R2: mixture of multi-rate residuals for efficient transformer inference (arXiv:2502.02040)",
+    ),
     "medusa": Entry(
         "paceline.drafters.heads.medusa:MedusaDrafter",
         "head",
@@ -689,6 +696,7 @@ TRAINERS: Mapping[str, Entry] = {
         "paceline.training.specdec_pp:SpecDecPPTrainer", "acceptance head", paper="SpecDec++ (arXiv:2405.19715)"
     ),
     "kangaroo": Entry("paceline.training.kangaroo:KangarooTrainer", "head", paper="Kangaroo (arXiv:2404.18911)"),
+    "m2r2": Entry("paceline.training.m2r2:M2R2Trainer", "adapters", paper="M2R2 (arXiv:2502.02040)"),
     "layer_skip": Entry("paceline.training.layer_skip:LayerSkipTrainer", "model", paper="LayerSkip (arXiv:2404.16710)"),
     "hybrid": Entry("paceline.training.hybrid:HybridTrainer", "model", paper="MOHAWK (arXiv:2408.10189)"),
     "judge": Entry("paceline.training.judge:JudgeTrainer", "judge", paper="Judge Decoding (arXiv:2501.19309)"),

@@ -15,7 +15,14 @@ import tiny_denoiser
 from processors import by_all_tokens, unlike_the_last
 from tools.pairwise import pairs_of, pairwise
 
-from benchmarks.stand_ins import adapter_weights, random_head, write_masked_draft, write_shuffled_draft, written_adapter
+from benchmarks.stand_ins import (
+    adapter_weights,
+    random_head,
+    write_masked_draft,
+    write_shuffled_draft,
+    written_adapter,
+    written_rate_adapters,
+)
 from paceline import LLM, SamplingParams, claims, registry
 from paceline.bench import bundled_prompts
 from paceline.config import RequestOutputKind
@@ -56,6 +63,7 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "easyspec": lambda llm, folder: {"model": str(BUNDLED / "target")},
     "pard": lambda llm, folder: {"model": masked(folder)},
     "kangaroo": lambda llm, folder: {"model": adapter(llm.runner.info.hidden_size), "draft_stop_threshold": 0.0},
+    "m2r2": lambda llm, folder: {"model": rate_adapters(llm.runner.info.hidden_size, llm.runner.info.num_layers)},
     "medusa": lambda llm, folder: {"model": head(llm, "medusa")},
     "hydra": lambda llm, folder: {"model": head(llm, "hydra"), "tree_width": 2},
     "hydra++": lambda llm, folder: {"model": head(llm, "hydra++")},
@@ -117,6 +125,12 @@ def store(llm: LLM, folder: Path) -> str:
 def adapter(width: int) -> str:
     """Of random weights: what it drafts is wrong, and must not show."""
     return written_adapter(adapter_weights(width), width, heads=4)
+
+
+@cache
+def rate_adapters(width: int, layers: int) -> str:
+    """The same, for M2R2."""
+    return written_rate_adapters(width, layers, 2)
 
 
 def head(llm: LLM, method: str) -> str:

@@ -59,6 +59,7 @@ LIFT = {
     "longspec": 0.1,
     "pard": 0.1,
     "kangaroo": 0.1,
+    "m2r2": 0.1,
     "layer_skip": 0.1,
     "s2d": 0.1,
     "small_llama": 0.05,
@@ -70,6 +71,7 @@ SHORT = replace(QUICK, steps=28, eval_steps=14, batch_rows=2)
 WANTED: dict[str, dict[str, Any]] = {
     "small_llama": {"method": "draft_model", "hidden_size": 64},
     "kangaroo": {"exit_layer": 1, "fitting": SHORT},
+    "m2r2": {"stream_rate": 2, "fitting": SHORT},
     "eagle3": {"fitting": replace(SHORT, batch_rows=4)},
     **{
         name: {"fitting": SHORT}

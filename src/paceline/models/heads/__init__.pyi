@@ -23,6 +23,10 @@ from .path_heads import HeadStep as HeadStep
 from .path_heads import PathHeads as PathHeads
 from .path_heads import regressive as regressive
 from .path_heads import unit_rows as unit_rows
+from .rate_adapters import RateAdapters as RateAdapters
+from .rate_adapters import root_mean_square as root_mean_square
+from .rate_adapters import stream_layers as stream_layers
+from .rate_adapters import write_rate_adapters as write_rate_adapters
 from .shared_rows import target_bias as target_bias
 from .shared_rows import target_rows as target_rows
 from .source_draft_files import SourceDraft as SourceDraft
