@@ -43,10 +43,10 @@ PLAIN = "plain"
 SETS = ("spec-bench", "gsm8k", "humaneval", "mt-redundant")
 ROW_TOKENS = 640
 METHODS = (
-    *("eagle3", "p_eagle", "eagle", "longspec", "mtp", "medusa", "hydra", "hydra++", "clover", "mlp_speculator"),
-    *("dflash", "dspark", "ppd", "hidden_transfer", "draft_model", "pard"),
+    *("eagle3", "p_eagle", "eagle", "fspad", "longspec", "mtp", "medusa", "hydra", "hydra++", "clover", "chimera"),
+    *("mlp_speculator", "dflash", "dspark", "ppd", "hidden_transfer", "m2r2", "draft_model", "pard"),
 )
-EAGLES = ("eagle", "eagle3", "p_eagle", "longspec", "mtp", "dflash", "dspark")
+EAGLES = ("eagle", "fspad", "eagle3", "p_eagle", "longspec", "mtp", "dflash", "dspark")
 """They grow EAGLE-2's trees; others have static trees of their own."""
 
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.bench import BUNDLED_DRAFT
-from paceline.models.heads import HeadConfig, tensors_of, write_head
+from paceline.models.heads import HeadConfig, stream_layers, tensors_of, write_head, write_rate_adapters
 
 
 def adapter_weights(width: int, *, mute: bool = False) -> dict[str, torch.Tensor]:
@@ -47,6 +47,16 @@ def written_adapter(weights: Mapping[str, torch.Tensor], width: int, heads: int 
     (folder / "config.json").write_text(json.dumps({**llama, **shape, **rest, **config}))
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
     return str(folder)
+
+
+def written_rate_adapters(width: int, layers: int, rate: int, *, rank: int = 8, scale: float = 0.5) -> str:
+    """Path of M2R2's adapters for a target of so many layers, of random weights; `scale` 0: they add nothing."""
+    generator, folder = torch.Generator().manual_seed(0), tempfile.mkdtemp(prefix="paceline-adapter-")
+    tensors = dict[str, torch.Tensor]()
+    for step in range(len(stream_layers(layers, rate))):
+        tensors[f"steps.{step}.down.weight"] = torch.randn(rank, width, generator=generator) / width**0.5
+        tensors[f"steps.{step}.up.weight"] = scale * torch.randn(width, rank, generator=generator) / rank**0.5
+    return str(write_rate_adapters(folder, tensors, rate=rate, num_layers=layers, facts={}))
 
 
 OTHER_FORMS = re.compile(r".*\.[qk]_norm\.weight|(input_norm|fc_norm\.\d+)\.weight")
@@ -94,7 +104,8 @@ def random_head(
     layer = {"num_attention_heads": heads, "intermediate_size": 2 * width, "max_position_embeddings": 2048}
     if kv_heads is not None:
         layer["num_key_value_heads"] = kv_heads
-    several = method in ("medusa", "hydra", "hydra++", "clover", "mlp_speculator", "ppd", "hidden_transfer")
+    with_layer = method in ("hydra++", "clover", "chimera")
+    several = with_layer or method in ("medusa", "hydra", "mlp_speculator", "ppd", "hidden_transfer")
     block = method in ("dflash", "dspark")
     return written_head(
         HeadConfig(
@@ -105,8 +116,8 @@ def random_head(
             num_heads=3 if several else 1,
             taps=(0, 2, 4) if block or method in ("eagle3", "p_eagle", "hidden_transfer") else (),
             mask_token_id=1 if block or method == "p_eagle" else None,
-            layer={} if several and method not in ("hydra++", "clover") else layer,
-            inner_size=width // 2 if method == "mlp_speculator" else None,
+            layer={} if several and not with_layer else layer,
+            inner_size=width // 2 if method in ("mlp_speculator", "fspad") else None,
             block_size=5 if block else None,
             sliding_window=64 if method == "longspec" else None,
             sample_from_anchor=method == "dspark",

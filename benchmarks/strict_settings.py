@@ -14,7 +14,14 @@ from tempfile import mkdtemp
 from typing import Any
 
 from decoding import Model
-from stand_ins import adapter_weights, random_head, write_masked_draft, write_shuffled_draft, written_adapter
+from stand_ins import (
+    adapter_weights,
+    random_head,
+    write_masked_draft,
+    write_shuffled_draft,
+    written_adapter,
+    written_rate_adapters,
+)
 
 from paceline import RequestOutput, registry
 from paceline.bench.run import DIAL
@@ -29,15 +36,15 @@ NGRAM: Config = {"method": "ngram", **GUESSES}
 DRAFT: Config = {"method": "draft_model", "model": str(BUNDLED / "draft"), **GUESSES}
 NEAR = {"draft_context": 64, "draft_masks": 8}
 TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
-WIDTH, VOCAB, KV_HEADS = 256, 6144, 2
+WIDTH, LAYERS, VOCAB, KV_HEADS = 256, 6, 6144, 2
 HEADS = (
-    *("medusa", "hydra", "hydra++", "clover", "ppd", "mlp_speculator", "eagle", "eagle3", "p_eagle"),
-    *("longspec", "mtp", "dflash", "dspark", "hidden_transfer"),
+    *("medusa", "hydra", "hydra++", "clover", "chimera", "ppd", "mlp_speculator", "eagle", "fspad"),
+    *("eagle3", "p_eagle", "longspec", "mtp", "dflash", "dspark", "hidden_transfer"),
 )
 
 NEED_A_PAIR = (
-    *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "pard", "kangaroo", "eagle2", "diffuspec", "deer"),
-    *("tli", "slem", *HEADS),
+    *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "pard", "kangaroo", "m2r2", "eagle2", "diffuspec"),
+    *("deer", "tli", "slem", *HEADS),
 )
 """Drafters with a model of their own, which only the bundled target has."""
 
@@ -78,6 +85,7 @@ def pair() -> dict[str, Config]:
         "easyspec": {"model": TARGET},
         "pard": {"model": masked()},
         "kangaroo": {"model": adapter(), "draft_stop_threshold": 0.0, "num_speculative_tokens": 2},
+        "m2r2": {"model": written_rate_adapters(WIDTH, LAYERS, 2), "num_speculative_tokens": 2},
         **{name: {"model": random_head(name, WIDTH, VOCAB, kv_heads=KV_HEADS)} for name in HEADS},
         "eagle2": {"model": random_head("eagle", WIDTH, VOCAB)},
         "diffuspec": {"model": DENOISER, **NEAR},

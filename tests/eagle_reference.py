@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from paceline.models.heads import HeadConfig
 
 Weights = Mapping[str, torch.Tensor]
+FIRST = ("eagle", "fspad")
+"""Heads of EAGLE-1's form."""
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -46,6 +48,12 @@ def mlp(config: HeadConfig, weights: Weights, x: torch.Tensor, layer: int = 0) -
     return (F.silu(h @ gate.T) * (h @ up.T)) @ down.T
 
 
+def sampled(weights: Weights, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """(n, hidden) states as FSPAD's sampler makes them of the tokens."""
+    gate, up, down = (weights[f"sampler.{name}.weight"] for name in ("gate", "up", "down"))
+    return states + (F.silu(embedded @ gate.T) * (states @ up.T)) @ down.T
+
+
 def forward(
     config: HeadConfig, weights: Weights, head: torch.Tensor, embedded: torch.Tensor, states: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +63,9 @@ def forward(
         head: (v, hidden). embedded: (n, hidden) of the tokens. states: (n, hidden) of the tokens before, joined.
     """
     eps = config.layer.get("rms_norm_eps", 1e-6)
-    if config.method == "eagle":
+    if config.method in FIRST:
+        if config.method == "fspad":
+            states = sampled(weights, embedded, states)
         x = F.linear(torch.cat((embedded, states), 1), weights["fc.weight"])
         x = x + attention(config, weights, x)
     else:
@@ -69,12 +79,13 @@ def forward(
         h = norm(x, weights[f"layers.{layer}.input_layernorm.weight"], eps)
         x = x + attention(config, weights, h, layer)
         x = x + mlp(config, weights, x, layer)
-    return (x if config.method == "eagle" else norm(x, weights["norm.weight"], eps)) @ head.T, x
+    made = x + x @ weights["feature_proj.weight"].T if config.method == "fspad" else x
+    return (x if config.method in FIRST else norm(x, weights["norm.weight"], eps)) @ head.T, made
 
 
 def joined(config: HeadConfig, weights: Weights, states: torch.Tensor) -> torch.Tensor:
     """(n, hidden) what the layer takes for the target's states (n, taps * hidden)."""
-    if config.method == "eagle":
+    if config.method in FIRST:
         return states
     eps = config.layer.get("rms_norm_eps", 1e-6)
     if "input_norm.weight" in weights:

@@ -143,8 +143,10 @@ class ToyRunner:
         """(hidden,) state at `layer` of the last token of `text`."""
         key = self._key(text)
         end = () if len(key) == self.order else (2**31 + len(key),)  # else seeds of (3,) and (3, 0) give the same
-        state = normal(self.info.hidden_size, (self.seed, layer + 2, *key, *end))
-        return torch.from_numpy(state.copy()).to(self.info.dtype)
+        state = torch.from_numpy(normal(self.info.hidden_size, (self.seed, layer + 2, *key, *end)).copy())
+        state = state.to(self.info.dtype)
+        self.layers.given.add(state.float().numpy().tobytes())
+        return state
 
     def _scores(self, logit_texts: list[Rows], tap_texts: list[Rows], taps: Sequence[int]) -> Scores:
         rows = [self.logits(text) for texts in logit_texts for text in texts]

@@ -181,6 +181,13 @@ DRAFTERS: Mapping[str, Entry] = {
         "Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911)",
         published={"controller": "kangaroo", "resume_verification": True},
     ),
+    "m2r2": Entry(
+        "paceline.drafters.self.m2r2:M2R2Drafter",
+        "self",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("early_exit", "head", "adapters trained for the target"),
+        "M2R2: mixture of multi-rate residuals for efficient transformer inference (arXiv:2502.02040)",
+    ),
     "medusa": Entry(
         "paceline.drafters.heads.medusa:MedusaDrafter",
         "head",
@@ -213,6 +220,15 @@ DRAFTERS: Mapping[str, Entry] = {
         "Clover: regressive lightweight speculative decoding with sequential knowledge (arXiv:2405.00263)",
         published={"controller": "ppd", "max_nodes": 63, "max_depth": 4},
     ),
+    "chimera": Entry(
+        "paceline.drafters.heads.chimera:ChimeraDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "heads trained for the target"),
+        "Chimera: a lossless decoding method for accelerating large language models inference by fusing all tokens "
+        "(arXiv:2402.15758)",
+        published={"controller": "ppd", "max_nodes": 63, "max_depth": 4},
+    ),
     "mlp_speculator": Entry(
         "paceline.drafters.heads.mlp_speculator:MLPSpeculatorDrafter",
         "head",
@@ -235,6 +251,15 @@ DRAFTERS: Mapping[str, Entry] = {
         ("taps", "trees", "a head trained for the target"),
         "EAGLE-2: faster inference of language models with dynamic draft trees (arXiv:2406.16858)",
         published={"method": [{"method": "eagle2", "num_speculative_tokens": 6}], "num_speculative_tokens": 59},
+    ),
+    "fspad": Entry(
+        "paceline.drafters.heads.fspad:FspadDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "trees", "a head trained for the target"),
+        "Boosting lossless speculative decoding via feature sampling and partial alignment distillation "
+        "(arXiv:2408.15562)",
+        published={"method": [{"method": "fspad", "num_speculative_tokens": 6}], "num_speculative_tokens": 59},
     ),
     "eagle3": Entry(
         "paceline.drafters.heads.eagle:Eagle3Drafter",
@@ -671,12 +696,14 @@ SKIPPINGS: Mapping[str, Entry] = {
 TRAINERS: Mapping[str, Entry] = {
     "eagle3": Entry("paceline.training.eagle3:Eagle3Trainer", "head", paper="EAGLE-3 (arXiv:2503.01840)"),
     "eagle": Entry("paceline.training.eagle:EagleTrainer", "head", paper="EAGLE (arXiv:2401.15077)"),
+    "fspad": Entry("paceline.training.fspad:FspadTrainer", "head", paper="FSPAD (arXiv:2408.15562)"),
     "mtp": Entry("paceline.training.mtp:MtpTrainer", "head", paper="FastMTP (arXiv:2509.18362)"),
     "dflash": Entry("paceline.training.dflash:DFlashTrainer", "head", paper="DFlash (arXiv:2602.06036)"),
     "dspark": Entry("paceline.training.dspark:DSparkTrainer", "head", paper="DSpark (arXiv:2607.05147)"),
     "hydra++": Entry("paceline.training.hydra:HydraPlusTrainer", "head", paper="Hydra++ (arXiv:2402.05109)"),
     "hydra": Entry("paceline.training.hydra:HydraTrainer", "head", paper="Hydra (arXiv:2402.05109)"),
     "clover": Entry("paceline.training.clover:CloverTrainer", "head", paper="Clover (arXiv:2405.00263)"),
+    "chimera": Entry("paceline.training.chimera:ChimeraTrainer", "head", paper="Chimera (arXiv:2402.15758)"),
     "ppd": Entry("paceline.training.ppd:PPDTrainer", "prompt tokens", paper="PPD (arXiv:2405.18628)"),
     "hidden_transfer": Entry(
         "paceline.training.hidden_transfer:HiddenTransferTrainer", "head", paper="Hidden transfer (arXiv:2404.12022)"
@@ -702,6 +729,7 @@ TRAINERS: Mapping[str, Entry] = {
         "paceline.training.specdec_pp:SpecDecPPTrainer", "acceptance head", paper="SpecDec++ (arXiv:2405.19715)"
     ),
     "kangaroo": Entry("paceline.training.kangaroo:KangarooTrainer", "head", paper="Kangaroo (arXiv:2404.18911)"),
+    "m2r2": Entry("paceline.training.m2r2:M2R2Trainer", "adapters", paper="M2R2 (arXiv:2502.02040)"),
     "layer_skip": Entry("paceline.training.layer_skip:LayerSkipTrainer", "model", paper="LayerSkip (arXiv:2404.16710)"),
     "hybrid": Entry("paceline.training.hybrid:HybridTrainer", "model", paper="MOHAWK (arXiv:2408.10189)"),
     "judge": Entry("paceline.training.judge:JudgeTrainer", "judge", paper="Judge Decoding (arXiv:2501.19309)"),

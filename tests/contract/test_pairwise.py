@@ -15,7 +15,14 @@ import tiny_denoiser
 from processors import by_all_tokens, unlike_the_last
 from tools.pairwise import pairs_of, pairwise
 
-from benchmarks.stand_ins import adapter_weights, random_head, write_masked_draft, write_shuffled_draft, written_adapter
+from benchmarks.stand_ins import (
+    adapter_weights,
+    random_head,
+    write_masked_draft,
+    write_shuffled_draft,
+    written_adapter,
+    written_rate_adapters,
+)
 from paceline import LLM, SamplingParams, claims, registry
 from paceline.bench import bundled_prompts
 from paceline.config import RequestOutputKind
@@ -53,15 +60,18 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "easyspec": lambda llm, folder: {"model": str(BUNDLED / "target")},
     "pard": lambda llm, folder: {"model": masked(folder)},
     "kangaroo": lambda llm, folder: {"model": adapter(llm.runner.info.hidden_size), "draft_stop_threshold": 0.0},
+    "m2r2": lambda llm, folder: {"model": rate_adapters(llm.runner.info.hidden_size, llm.runner.info.num_layers)},
     "medusa": lambda llm, folder: {"model": head(llm, "medusa")},
     "hydra": lambda llm, folder: {"model": head(llm, "hydra"), "tree_width": 2},
     "hydra++": lambda llm, folder: {"model": head(llm, "hydra++")},
     "clover": lambda llm, folder: {"model": head(llm, "clover"), "tree_width": 2},
+    "chimera": lambda llm, folder: {"model": head(llm, "chimera"), "tree_width": 2},
     "ppd": lambda llm, folder: {"model": head(llm, "ppd"), "tree_width": 2},
     "hidden_transfer": lambda llm, folder: {"model": head(llm, "hidden_transfer"), "tree_policy": "eagle2"},
     "mlp_speculator": lambda llm, folder: {"model": head(llm, "mlp_speculator"), "tree_policy": "eagle2"},
     "eagle": lambda llm, folder: {"model": head(llm, "eagle")},
     "eagle2": lambda llm, folder: {"model": head(llm, "eagle")},
+    "fspad": lambda llm, folder: {"model": head(llm, "fspad")},
     "eagle3": lambda llm, folder: {"model": head(llm, "eagle3"), "tree_policy": "eagle2"},
     "p_eagle": lambda llm, folder: {"model": head(llm, "p_eagle"), "tree_width": 2},
     "longspec": lambda llm, folder: {"model": head(llm, "longspec"), "tree_width": 2},
@@ -112,6 +122,12 @@ def store(llm: LLM, folder: Path) -> str:
 def adapter(width: int) -> str:
     """Of random weights: what it drafts is wrong, and must not show."""
     return written_adapter(adapter_weights(width), width, heads=4)
+
+
+@cache
+def rate_adapters(width: int, layers: int) -> str:
+    """The same, for M2R2."""
+    return written_rate_adapters(width, layers, 2)
 
 
 def head(llm: LLM, method: str) -> str:

@@ -18,7 +18,7 @@ from tools.pairwise import pairwise
 from toy_models import ToyModels, nested
 from toys import ToyCache, ToyRunner
 
-from benchmarks.stand_ins import adapter_weights, head_weights, written_adapter, written_head
+from benchmarks.stand_ins import adapter_weights, head_weights, written_adapter, written_head, written_rate_adapters
 from paceline import registry
 from paceline.assembly.build import ExactJudge
 from paceline.bench.run import DIAL, dial_registered
@@ -33,13 +33,16 @@ STORE = written(
     [[1, 2, 3, 4, 5, 6], [7, 1, 2, 3, 9], *([i, i + 1, i + 3, i + 4, i + 2] for i in range(6))], shard_tokens=16
 )
 ADAPTER, MUTE = (written_adapter(adapter_weights(8, mute=mute), 8) for mute in (False, True))
+SLOW, TWICE, WHOLE = (written_rate_adapters(8, 4, rate, scale=scale) for rate, scale in ((1, 0.0), (2, 0.3), (4, 0.01)))
+"""M2R2's adapters at several rates, of which the first ones add nothing."""
 LAYER = {"num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 64}
 WINDOWED = {"sliding_window": 6}
 PARALLEL = {"taps": (0, 1, 3), "num_layers": 2, "mask_token_id": 10}
 EAGLES: list[tuple[Any, int, dict[str, Any]]] = [
-    ("eagle", VOCAB, {}), ("eagle3", 9, {"taps": (0, 1, 3)}), ("p_eagle", 9, PARALLEL), ("mtp", VOCAB, {}),
+    ("eagle", VOCAB, {}), ("fspad", 9, {"inner_size": 6}), ("eagle3", 9, {"taps": (0, 1, 3)}), ("p_eagle", 9, PARALLEL),
+    ("mtp", VOCAB, {}),
 ]  # fmt: skip
-EAGLE, EAGLE3, P_EAGLE, MTP = (
+EAGLE, FSPAD, EAGLE3, P_EAGLE, MTP = (
     written_head(
         HeadConfig(
             method=method,
@@ -53,17 +56,18 @@ EAGLE, EAGLE3, P_EAGLE, MTP = (
     )
     for method, tokens, more in EAGLES
 )
-"""The second and the third draft the first tokens alone."""
+"""Those with 9 tokens draft the first ones alone."""
 PATHS: list[tuple[Any, int, int, dict[str, Any]]] = [
     ("medusa", VOCAB, 2, {"num_heads": 3}),
     ("hydra", 9, 5, {"num_heads": 3, "num_layers": 2}),
     ("hydra++", VOCAB, 1, {"num_heads": 3, "layer": LAYER}),
     ("clover", 9, 1, {"num_heads": 3, "layer": LAYER}),
+    ("chimera", 9, 1, {"num_heads": 3, "layer": LAYER}),
     ("mlp_speculator", VOCAB, 2, {"num_heads": 3, "inner_size": 6, "scale_input": True}),
     ("longspec", 9, 11, {"layer": LAYER, **WINDOWED}),
 ]
 """Method, tokens that it drafts, a seed with which some of its drafts are accepted, and more of its config."""
-MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, MLP, LONGSPEC = (
+MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, CHIMERA, MLP, LONGSPEC = (
     written_head(own, head_weights(own, shared=False, seed=seed))
     for own, seed in (
         (HeadConfig(method=name, hidden_size=8, vocab_size=VOCAB, draft_vocab_size=tokens, **more), seed)
@@ -100,10 +104,10 @@ DFLASH, DSPARK, DSPARK_RNN = (
 ACCEPTANCE = str(acceptance_head(hidden=8, seed=2).write(Path(mkdtemp(prefix="paceline-head-")) / "head"))
 """An acceptance head of the toy draft model."""
 HEADS = (
-    *(MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, PPD, PPD_MEANS, MLP, EAGLE, EAGLE3, P_EAGLE, LONGSPEC, MTP, DFLASH),
-    *(DSPARK, DSPARK_RNN, TRANSFER),
+    *(MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, CHIMERA, PPD, PPD_MEANS, MLP, EAGLE, FSPAD, EAGLE3, P_EAGLE, LONGSPEC, MTP),
+    *(DFLASH, DSPARK, DSPARK_RNN, TRANSFER),
 )
-STAND_INS = (ACCEPTANCE, ADAPTER, MUTE, *HEADS)
+STAND_INS = (ACCEPTANCE, ADAPTER, MUTE, SLOW, TWICE, WHOLE, *HEADS)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
 TENANTS = ("", "tenant 0", "tenant 1")
@@ -232,6 +236,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": ADAPTER, "exit_layer": 3, "draft_stop_threshold": 0.1, "draft_sample_method": "greedy"},
         {"model": ADAPTER, "exit_layer": 1, "draft_max_length": 2, "num_speculative_tokens": 3},
     ],
+    "m2r2": [
+        {"model": WHOLE},
+        {"model": SLOW, "num_speculative_tokens": 2},
+        {"model": TWICE, "draft_sample_method": "greedy"},
+    ],
     "medusa": [
         {"model": MEDUSA},
         {"model": MEDUSA, "tree_width": 3},
@@ -255,6 +264,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": CLOVER},
         {"model": CLOVER, "tree_width": 3, "draft_context": None},
         {"model": CLOVER, "tree_policy": "rsd_s", "num_speculative_tokens": 2},
+    ],
+    "chimera": [
+        {"model": CHIMERA},
+        {"model": CHIMERA, "tree_width": 3, "draft_context": None},
+        {"model": CHIMERA, "tree_policy": "dyspec"},
+        {"model": CHIMERA, "tree_policy": "rsd_s", "num_speculative_tokens": 2},
     ],
     "ppd": [
         {"model": PPD},
@@ -281,6 +296,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": EAGLE, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
     ],
     "eagle2": [{"model": EAGLE}, {"model": EAGLE, "tree_width": 2, "num_speculative_tokens": 2}],
+    "fspad": [
+        {"model": FSPAD},
+        {"model": FSPAD, "tree_width": 2, "num_speculative_tokens": 2, "draft_context": None},
+        {"model": FSPAD, "tree_policy": "rsd_s"},
+    ],
     "eagle3": [
         {"model": EAGLE3},
         {"model": EAGLE3, "tree_policy": "eagle2", "tree_width": 3},

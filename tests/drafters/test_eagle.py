@@ -20,6 +20,7 @@ from paceline import LLM
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.heads.eagle import Eagle2Drafter, Eagle3Drafter, EagleDrafter
 from paceline.drafters.heads.feature_drafts import FeatureState
+from paceline.drafters.heads.fspad import FspadDrafter
 from paceline.drafters.heads.p_eagle import PEagleDrafter
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError
 from paceline.models import PassResult, load_runner
@@ -31,11 +32,12 @@ from tests.drafters.head_worlds import GREEDY, PROMPTS, HeadWorld, check_texts, 
 PROMPT = [(7 * i) % 500 + 4 for i in range(300)]
 """Longer than the rows of a compiled pass."""
 KINDS: dict[str, Any] = {
-    "eagle": EagleDrafter, "eagle2": Eagle2Drafter, "eagle3": Eagle3Drafter, "p_eagle": PEagleDrafter,
+    "eagle": EagleDrafter, "eagle2": Eagle2Drafter, "fspad": FspadDrafter, "eagle3": Eagle3Drafter,
+    "p_eagle": PEagleDrafter,
 }  # fmt: skip
 METHODS: dict[str, Any] = {**{name: name for name in KINDS}, "eagle2": "eagle"}
 """Name -> the method of its head."""
-FORMS: dict[str, dict[str, Any]] = {"eagle3": {"taps": (-1, 0, 2)}}
+FORMS: dict[str, dict[str, Any]] = {"fspad": {"inner_size": 24}, "eagle3": {"taps": (-1, 0, 2)}}
 FORMS["p_eagle"] = FORMS["eagle3"] | {"num_layers": 2, "mask_token_id": 9}
 
 
@@ -80,7 +82,7 @@ class World(HeadWorld[FeatureState]):
 
 
 @pytest.mark.parametrize("draft_vocab", [300, None])
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "p_eagle"])
+@pytest.mark.parametrize("name", ["eagle", "fspad", "eagle3", "p_eagle"])
 @pytest.mark.parametrize("size", ["folder", "wide"])
 def test_logits_are_those_of_a_plain_forward_pass(
     size: str, name: str, draft_vocab: int | None, request: pytest.FixtureRequest
@@ -88,7 +90,7 @@ def test_logits_are_those_of_a_plain_forward_pass(
     """Drawn rows of a chain and of a tree, in several rounds with some, all and none of it accepted."""
     folder = request.getfixturevalue(size)
     vocab = draft_vocab or load_runner(str(folder), dtype="float32").info.vocab_size
-    for policy in ({}, {"tree_policy": "rsd_c", "tree_width": [2, 2]}):
+    for policy in ({"tree_policy": "levels"}, {"tree_policy": "rsd_c", "tree_width": [2, 2]}):
         world = World(folder, name, draft_vocab=vocab, **policy)
         assert (
             type(world.drafter.head.runner.passes).__name__

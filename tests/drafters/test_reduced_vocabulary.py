@@ -47,6 +47,7 @@ def head_of(method: Any, **more: Any) -> str:
 
 HEADS = {name: head_of(name, **more) for name, _, _, more in PATHS}
 HEADS |= {"eagle": head_of("eagle", layer=LAYER), "eagle3": head_of("eagle3", layer=LAYER, taps=(0, 1, 3))}
+HEADS["fspad"] = head_of("fspad", layer=LAYER, inner_size=6)
 HEADS["p_eagle"] = head_of("p_eagle", layer=LAYER, **PARALLEL)
 HEADS["eagle2"] = HEADS["eagle"]
 HEADS |= {"dflash": head_of("dflash", **BLOCK), "dspark": head_of("dspark", **BLOCK, **MARKOV)}

@@ -18,14 +18,14 @@ from unittest import mock
 
 from golden.golden import CACHE, Skipped
 
-from benchmarks.stand_ins import adapter_weights, random_head, written_adapter
+from benchmarks.stand_ins import adapter_weights, random_head, written_adapter, written_rate_adapters
 from paceline import LLM, SamplingParams, registry
 from paceline.bench import smollm2_folder
 from paceline.bench.machine import machine_facts
 from paceline.drafters.retrieval import DatastoreWriter
 from paceline.llm import BUNDLED
 
-TOKENS, NUMBER, THREADS, WIDTH, VOCAB = 48, 4, 2, 576, 49152
+TOKENS, NUMBER, THREADS, WIDTH, LAYERS, VOCAB = 48, 4, 2, 576, 30, 49152
 PROMPTS = (
     "Write a Python function that returns the n-th Fibonacci number, then one that returns a list of the first n.",
     "List ten European countries with their capitals, one per line.",
@@ -50,8 +50,9 @@ NEEDS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "eagle3": lambda target, folder: {"model": random_head("eagle3", WIDTH, VOCAB, heads=9, tokens=8000)},
     **{
         name: lambda target, folder, name=name: {"model": random_head(name, WIDTH, VOCAB, heads=9, tokens=8000)}
-        for name in ("p_eagle", "dflash", "dspark")
+        for name in ("fspad", "p_eagle", "dflash", "dspark")
     },
+    "m2r2": lambda target, folder: {"model": written_rate_adapters(WIDTH, LAYERS, 4)},
     "kangaroo": lambda target, folder: {
         "model": written_adapter(adapter_weights(WIDTH), WIDTH, heads=9),
         "draft_stop_threshold": 0.0,

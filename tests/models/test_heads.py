@@ -35,6 +35,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "p_eagle": {"mask_token_id": 7, "num_layers": 2},
     "longspec": {"sliding_window": 5},
     "mlp_speculator": {"inner_size": 6},
+    "fspad": {"inner_size": 5},
     "ppd": {"draft_vocab_size": 20, "num_layers": 1},
     "hidden_transfer": {"draft_vocab_size": 20, "num_layers": 1, "taps": (1, 2, 2)},
     "dspark": {

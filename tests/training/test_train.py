@@ -41,6 +41,7 @@ QUICK = Fitting(steps=40, batch_rows=4, row_tokens=128, eval_steps=20, warmup_st
 LIFT = {
     "eagle3": 0.15,
     "eagle": 0.15,
+    "fspad": 0.15,
     "mtp": 0.1,
     "dflash": 0.05,
     "dspark": 0.05,
@@ -49,6 +50,7 @@ LIFT = {
     "hydra": 0.1,
     "hydra++": 0.1,
     "clover": 0.1,
+    "chimera": 0.1,
     "mlp_speculator": 0.05,
     "ppd": 0.05,
     "hidden_transfer": 0.05,
@@ -57,6 +59,7 @@ LIFT = {
     "longspec": 0.1,
     "pard": 0.1,
     "kangaroo": 0.1,
+    "m2r2": 0.1,
     "layer_skip": 0.1,
     "s2d": 0.1,
     "small_llama": 0.05,
@@ -68,8 +71,12 @@ SHORT = replace(QUICK, steps=28, eval_steps=14, batch_rows=2)
 WANTED: dict[str, dict[str, Any]] = {
     "small_llama": {"method": "draft_model", "hidden_size": 64},
     "kangaroo": {"exit_layer": 1, "fitting": SHORT},
+    "m2r2": {"stream_rate": 2, "fitting": SHORT},
     "eagle3": {"fitting": replace(SHORT, batch_rows=4)},
-    **{name: {"fitting": SHORT} for name in ("hydra", "hydra++", "clover", "draft_model", "mtp", "longspec")},
+    **{
+        name: {"fitting": SHORT}
+        for name in ("hydra", "hydra++", "clover", "chimera", "draft_model", "fspad", "mtp", "longspec")
+    },
     "dflash": {"fitting": replace(SHORT, learning_rate=3e-3), "max_anchors": 24},
     "dspark": {"fitting": replace(SHORT, steps=60, learning_rate=3e-3), "max_anchors": 24, "markov_rank": 16},
     "ppd": {"anchors": 16, "depths": 2, "fitting": replace(SHORT, steps=16, eval_steps=16)},

@@ -59,7 +59,8 @@ class EagleTrainer(HeadTrainer):
         predicted = next(self._unrolled(batch, read)).flatten(0, 1)
         at, columns = batch.learned(2)
         true = batch.final.flatten(0, 1)[at + 1]
-        states = F.smooth_l1_loss(predicted[at].float(), true, reduction="none").mean(-1).sum() / max(1, len(at))
+        made = self.features(predicted[at]).float()
+        states = F.smooth_l1_loss(made, true, reduction="none").mean(-1).sum() / max(1, len(at))
         at = at[columns >= 0]
         return states + TOKENS * self.soft_targets(batch).loss(predicted[at], self.rows, at + 2) / max(1, len(at))
 
@@ -68,13 +69,27 @@ class EagleTrainer(HeadTrainer):
             at, _ = batch.learned(depth + 2)
             yield at, self.logits(state.flatten(0, 1)[at]).argmax(-1)
 
+    def sampled(self, embedded: Tensor, state: Tensor) -> Tensor:
+        """(..., d) what fc reads of states (..., d), beside the embeddings (..., d) of the tokens behind them."""
+        return state
+
+    def features(self, states: Tensor) -> Tensor:
+        """(..., d) what is aligned with the target's next states, and goes with the next tokens, of states (..., d)
+        behind the layer.
+        """
+        return states
+
     def _unrolled(self, batch: Batch, state: Tensor) -> Iterator[Tensor]:
-        """(b, t, d) states made of the target's, then of these, and so on; as EAGLE-3's training goes on."""
+        """(b, t, d) states behind the layer, made of the target's, then of these, and so on; as EAGLE-3's training goes
+        on.
+        """
         layer, visible = cast(TrainableDecoderLayer, self.layers[0]), batch.visible()
         kept: list[Keys] = []
         for depth in range(self.depths):
-            x = self.fc(torch.cat((batch.ahead(batch.embedded, depth + 1), state), -1))
+            embedded = batch.ahead(batch.embedded, depth + 1)
+            x = self.fc(torch.cat((embedded, self.sampled(embedded, state)), -1))
             q, keys = layer.read(x, batch.positions + depth)
             kept.append(keys)
-            state = layer.finish(x, layer.attend(q, kept[0], kept[1:], visible))
-            yield state
+            behind = layer.finish(x, layer.attend(q, kept[0], kept[1:], visible))
+            yield behind
+            state = self.features(behind)

@@ -94,9 +94,13 @@ def text_loss(states: Tensor, rows: Tensor, batch: Batch) -> Tensor:
 
 def decoded(model: nn.Module, embedded: Tensor, batch: Batch) -> Tensor:
     """(b, t, d) states behind the final norm of a decoder of transformers, whose documents do not see each other."""
-    visible = batch.visible()
+    return seeing(model, embedded, batch.visible(), batch.positions)
+
+
+def seeing(model: nn.Module, embedded: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+    """(b, r, d) the same of rows (b, r, d) at positions (b, r), each of which sees as many as visible (b, r, r)."""
     mask = torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, torch.finfo(torch.float32).min)
     states = model(
-        inputs_embeds=embedded, attention_mask=mask[:, None], position_ids=batch.positions, use_cache=False
+        inputs_embeds=embedded, attention_mask=mask[:, None], position_ids=positions, use_cache=False
     ).last_hidden_state
     return cast(Tensor, states)

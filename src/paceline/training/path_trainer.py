@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.training.batches import Batch
-from paceline.training.heads import HeadTrainer
+from paceline.training.heads import HeadTrainer, SoftTargets
 
 if TYPE_CHECKING:
     from paceline.models.heads import HeadConfig
@@ -42,11 +42,15 @@ class PathTrainer(HeadTrainer):
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         total, targets = self.rows.new_zeros(()), self.soft_targets(batch)
-        for depth, (at, columns, states) in enumerate(self.head_states(batch)):
-            known = columns >= 0
-            losses = targets.loss(states[known], self.outputs(depth), at[known] + depth + 2)
-            total = total + self.decay**depth * losses / max(1, int(known.sum()))
+        for depth, found in enumerate(self.head_states(batch)):
+            total = total + self.head_loss(targets, depth, *found)
         return total
+
+    def head_loss(self, targets: SoftTargets, depth: int, at: Tensor, columns: Tensor, states: Tensor) -> Tensor:
+        """The weighted loss of a head, of what `head_states` gives for it."""
+        known = columns >= 0
+        losses = targets.loss(states[known], self.outputs(depth), at[known] + depth + 2)
+        return self.decay**depth * losses / max(1, int(known.sum()))
 
     def predict(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         for depth, (at, _, states) in enumerate(self.head_states(batch)):

@@ -8,11 +8,12 @@ embeddings: they are relative.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import torch
 
@@ -65,12 +66,52 @@ def chain(inputs: int) -> TokenTree:
     return TokenTree.chain([0] * (inputs - 1)) if inputs > 1 else EMPTY_TREE
 
 
-class FeatureDrafts:
+class Commits(Protocol):
+    """A head whose layer keeps inputs of each sequence."""
+
+    def commit(self, caches: Sequence[NativeCache], paths: Sequence[Sequence[int]]) -> None: ...
+
+
+class KnownInputs(ABC):
+    """Keeps the inputs in a head's caches that came from the target, and drops those that were drafted."""
+
+    head: Commits
+
+    @abstractmethod
+    def _feed_known(self, states: Sequence[FeatureState], counts: Sequence[int]) -> object:
+        """Feed the first of what each cache lacks, as a chain in scratch."""
+
+    def catch_up(self, states: Sequence[FeatureState]) -> None:
+        """Keep in the caches what the target's states are known of, but for a few."""
+        for state in states:
+            self.confirm(state)
+        while behind := [state for state in states if state.states.count > FEW]:
+            counts = [min(CHUNK, state.states.count - 1) for state in behind]
+            self._feed_known(behind, counts)
+            for state, count in zip(behind, counts, strict=True):
+                state.kept = count
+                self._keep(state)
+
+    def confirm(self, state: FeatureState) -> None:
+        """Keep the inputs in scratch that came from the target, if the text has gone on since."""
+        if 0 < state.kept < state.states.count:
+            self._keep(state)
+        state.kept, state.fed_tokens, state.fed_parents = 0, [], []
+
+    def _keep(self, state: FeatureState) -> None:
+        self.head.commit([state.cache], [range(state.kept - 1)])
+        state.states.drop(state.kept)
+        state.kept = 0
+
+
+class FeatureDrafts(KnownInputs):
     """Drafts for many sequences with one head that goes on from its own states.
 
     Args:
         vocab_size: of the target. source: as of `TokenTree.sources`.
     """
+
+    head: FeatureHead
 
     def __init__(self, head: FeatureHead, vocab_size: int, source: int) -> None:
         self.head, self._source = head, source
@@ -103,27 +144,8 @@ class FeatureDrafts:
         behind: dict[int, torch.Tensor] = {}
         return grow(lambda active: self._fronts(active, behind), drafts, self._source)
 
-    def catch_up(self, states: Sequence[FeatureState]) -> None:
-        """Keep in the caches what the target's states are known of, but for a few."""
-        for state in states:
-            self.confirm(state)
-        while behind := [state for state in states if state.states.count > FEW]:
-            counts = [min(CHUNK, state.states.count - 1) for state in behind]
-            self._feed(behind, counts, ())
-            for state, count in zip(behind, counts, strict=True):
-                state.kept = count
-                self._keep(state)
-
-    def confirm(self, state: FeatureState) -> None:
-        """Keep the inputs in scratch that came from the target, if the text has gone on since."""
-        if 0 < state.kept < state.states.count:
-            self._keep(state)
-        state.kept, state.fed_tokens, state.fed_parents = 0, [], []
-
-    def _keep(self, state: FeatureState) -> None:
-        self.head.commit([state.cache], [range(state.kept - 1)])
-        state.states.drop(state.kept)
-        state.kept = 0
+    def _feed_known(self, states: Sequence[FeatureState], counts: Sequence[int]) -> object:
+        return self._feed(states, counts, ())
 
     def _first(self, states: Sequence[FeatureState]) -> PassResult:
         """Logits (b, n) and states (b, hidden) behind each text."""

@@ -5,10 +5,8 @@ The exit's state goes through the target's final norm and head, as in training. 
 
 Sources: LayerSkip: enabling early exit inference and self-speculative decoding (arXiv:2404.16710); the evenly spaced
 layers are those of Accelerating Inference in Large Language Models with a Unified Layer Skipping Strategy
-(arXiv:2404.06954), which decodes with them alone. Mixture of Multi-Rate Residuals (arXiv:2502.02040) runs a faster
-stream through every R-th layer over the keys and values of the slow one, with adapters of its own training; without
-these it is the same pass, `target_speedup` R. Both are approximate where such a pass decides; here it only drafts, and
-all layers verify, so that nothing is lost.
+(arXiv:2404.06954), which decodes with them alone. That is approximate where such a pass decides; here it only drafts,
+and all layers verify, so that nothing is lost. With trained adapters between such layers it is method `m2r2`.
 """
 
 from __future__ import annotations

@@ -18,10 +18,15 @@ from .head_tensors import token_rows as token_rows
 from .hydra_head import HydraHead as HydraHead
 from .medusa_head import MedusaHead as MedusaHead
 from .mlp_speculator_head import MLPSpeculatorHead as MLPSpeculatorHead
+from .path_heads import DepthHeads as DepthHeads
 from .path_heads import HeadStep as HeadStep
 from .path_heads import PathHeads as PathHeads
 from .path_heads import regressive as regressive
 from .path_heads import unit_rows as unit_rows
+from .rate_adapters import RateAdapters as RateAdapters
+from .rate_adapters import root_mean_square as root_mean_square
+from .rate_adapters import stream_layers as stream_layers
+from .rate_adapters import write_rate_adapters as write_rate_adapters
 from .shared_rows import target_bias as target_bias
 from .shared_rows import target_rows as target_rows
 from .source_draft_files import SourceDraft as SourceDraft

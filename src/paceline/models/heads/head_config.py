@@ -14,7 +14,9 @@ HeadMethod = Literal[
     "hydra",
     "hydra++",
     "clover",
+    "chimera",
     "eagle",
+    "fspad",
     "eagle3",
     "p_eagle",
     "longspec",
@@ -33,8 +35,11 @@ BLOCKS: Final = ("dflash", "dspark")
 ROWS: Final = ("ppd", "hidden_transfer")
 """Methods whose guesses are rows of the target's own passes, with its own head."""
 
-WITH_LAYER: Final = ("hydra++", "clover", "eagle", "eagle3", "p_eagle", "longspec", "mtp", *BLOCKS)
-SINGLE: Final = ("eagle", "eagle3", "p_eagle", "longspec", "mtp")
+WITH_LAYER: Final = (
+    *("hydra++", "clover", "chimera", "eagle", "fspad", "eagle3", "p_eagle", "longspec", "mtp"),
+    *BLOCKS,
+)
+SINGLE: Final = ("eagle", "fspad", "eagle3", "p_eagle", "longspec", "mtp")
 """Methods with decoder layers, and those of them that have one head, which drafts all tokens."""
 
 TAPPED: Final = ("eagle3", "p_eagle")
@@ -76,10 +81,10 @@ class HeadConfig:
         method: what it is.
         hidden_size, vocab_size: of the target.
         draft_vocab_size: tokens that it can draft; fewer than `vocab_size` where its vocabulary is reduced.
-        num_heads: tokens ahead that have heads of their own (medusa, hydra, clover, mlp_speculator); 1 for the
-            others.
-        num_layers: residual blocks of a head (medusa, hydra, clover), or decoder layers: 1 for eagle, eagle3, longspec
-            and mtp, any number for p_eagle, dflash and dspark.
+        num_heads: tokens ahead that have heads of their own (medusa, hydra, clover, chimera, mlp_speculator); 1 for
+            the others.
+        num_layers: residual blocks of a head (medusa, hydra, clover, chimera), or decoder layers: 1 for eagle, fspad,
+            eagle3, longspec and mtp, any number for p_eagle, dflash and dspark.
         taps: layers of the target whose states it reads, as a runner numbers them: k is the output of layer k counted
             from 0, -1 the embedding, the number of layers the state after the final norm. None given: the last layer's.
             Of hidden_transfer one for each head, never falling, behind which its pseudo state enters.
@@ -95,8 +100,8 @@ class HeadConfig:
             none, and its kind (`MARKOV_HEADS`).
         enable_confidence_head, confidence_head_with_markov: of dspark: it says how likely a draft is accepted; it reads
             the correction's embedding of the token before, too.
-        inner_size, tie_weights, scale_input: of mlp_speculator: width of its states; all heads share their weights; the
-            target's state is normed first.
+        inner_size: of mlp_speculator, the width of its states; of fspad, that of its sampler.
+        tie_weights, scale_input: of mlp_speculator: all heads share their weights; the target's state is normed first.
         virtual_tokens: of ppd: embeddings of each prompt token, whose guesses are averaged; num_heads prompt tokens.
         target: `name`, `fingerprint` (`ModelInfo.fingerprint`) and `tokenizer` (its fingerprint) of the model that it
             was trained for, where known.
@@ -146,7 +151,7 @@ class HeadConfig:
         self._check_window()
         self._check_mask()
         self._check_block()
-        if self.method == "mlp_speculator":
+        if self.method in ("mlp_speculator", "fspad"):
             integer("inner_size", self.inner_size, 1)
         integer("virtual_tokens", self.virtual_tokens, 1, MOST if self.method == "ppd" else 1)
         if self.method in ROWS:

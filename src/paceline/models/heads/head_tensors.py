@@ -7,8 +7,13 @@
     hydra++         and prefix.*, a decoder layer, and prefix.norm, behind it where there is one
     clover          as medusa, and prefix.* as hydra++; decoder.norm, .q_proj, .k_proj, .v_proj (hidden, hidden) for all
                     heads; embed holds rows by which tokens are read, in the place of the target's head's
+    chimera         as medusa, and heads.K.reduce (hidden, 2 hidden) on [the target's state; the encoder's], before its
+                    blocks; trigram.block (3 hidden, 3 hidden) and trigram.reduce (hidden, 3 hidden) on three
+                    embeddings; encoder.*, a decoder layer
     eagle           fc (hidden, 2 hidden) on [embedding; state]; layers.0.*; norm, the target's, where it reads states
                     before that one
+    fspad           the same; before fc sampler.gate and .up (inner size, hidden), .down (hidden, inner size); behind
+                    the layer feature_proj (hidden, hidden)
     mtp             fc (hidden, 2 hidden) on [embed_norm(embedding); state_norm(state)]; layers.0.*; norm
     eagle3          fc (hidden, taps * hidden); layers.0.*, whose q, k and v read [norm(embedding); norm(state)], the
                     first by input_layernorm, the second by hidden_norm; norm; what fc reads may be normed, whole by
@@ -64,11 +69,8 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
         return
     yield HeadTensor("head.weight", (v, d), optional=True)
     yield HeadTensor("embed.weight", (config.vocab_size, d), optional=True)
-    if config.method == "eagle":
-        yield from _linear("fc", d, 2 * d)
-        yield from _layer(config, "layers.0.", d, normed=False)
-        if not config.normed:
-            yield HeadTensor("norm.weight", (d,), optional=True)
+    if config.method in ("eagle", "fspad"):
+        yield from _eagle(config)
     elif config.method == "mtp":
         yield from _linear("fc", d, 2 * d)
         yield from _layer(config, "layers.0.", d, normed=True)
@@ -83,6 +85,19 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
     else:
         yield from _residual_heads(config)
         yield from _before_heads(config)
+
+
+def _eagle(config: HeadConfig) -> Iterator[HeadTensor]:
+    d = config.hidden_size
+    yield from _linear("fc", d, 2 * d)
+    yield from _layer(config, "layers.0.", d, normed=False)
+    if not config.normed:
+        yield HeadTensor("norm.weight", (d,), optional=True)
+    if config.method == "fspad" and config.inner_size:
+        for name in ("gate", "up"):
+            yield from _linear(f"sampler.{name}", config.inner_size, d)
+        yield from _linear("sampler.down", d, config.inner_size)
+        yield from _linear("feature_proj", d, d)
 
 
 def _rows_of_passes(config: HeadConfig) -> Iterator[HeadTensor]:
@@ -132,12 +147,14 @@ def _linear(name: str, outputs: int, inputs: int) -> Iterator[HeadTensor]:
 
 
 def _residual_heads(config: HeadConfig) -> Iterator[HeadTensor]:
-    d, on_state = config.hidden_size, config.method in ("medusa", "clover")
+    d, on_state = config.hidden_size, config.method in ("medusa", "clover", "chimera")
     for head in range(config.num_heads):
         first = d if on_state else (head + 2) * d
         for block in range(config.num_layers):
             yield from _linear(f"heads.{head}.blocks.{block}", d, d if block else first)
-        if not on_state:
+        if config.method == "chimera":
+            yield from _linear(f"heads.{head}.reduce", d, 2 * d)
+        elif not on_state:
             yield from _linear(f"heads.{head}.reduce", d, first)
             yield HeadTensor(f"heads.{head}.head.bias", (config.draft_vocab_size,), optional=True)
         yield HeadTensor(f"heads.{head}.head.weight", (config.draft_vocab_size, d), optional=True)
@@ -150,6 +167,10 @@ def _before_heads(config: HeadConfig) -> Iterator[HeadTensor]:
         yield HeadTensor("decoder.norm.weight", (d,))
         for name in "qkv":
             yield from _linear(f"decoder.{name}_proj", d, d)
+    if config.method == "chimera":
+        yield from _linear("trigram.block", 3 * d, 3 * d)
+        yield from _linear("trigram.reduce", d, 3 * d)
+        yield from _layer(config, "encoder.", d, normed=True)
     if config.method in ("hydra++", "clover"):
         yield from _layer(config, "prefix.", d, normed=True)
         yield HeadTensor("prefix.norm.weight", (d,), optional=True)

@@ -33,22 +33,20 @@ class HeadStep:
     memory: torch.Tensor
 
 
-class PathHeads(ABC):
-    """The heads in a folder, for one target.
+class DepthHeads(ABC):
+    """Heads in a folder, one for each token ahead, for one target.
 
     Args:
         head: folder or hub id. tokenizer: as of `read_head`.
     Attributes:
-        reads_tokens: whether a path's tokens matter, and not its length alone.
         taps: the layer of the target whose states are read. depths: heads, which is tokens ahead.
-        tokens: (n,) int64 the target's token of each column of `step`'s logits; None where that is the column itself.
+        tokens: (n,) int64 the target's token of each column of logits; None where that is the column itself.
     Raises:
         CheckpointError: as `read_head`, and heads of another method, or that read states before the final norm.
         CapabilityError: they share with the target what it cannot give.
     """
 
     method: ClassVar[str]
-    reads_tokens: ClassVar[bool] = True
 
     def __init__(self, head: str | Path, target: Runner, *, tokenizer: Callable[[], str] = str) -> None:
         config, weights = read_head(head, target.info, tokenizer=tokenizer)
@@ -68,15 +66,6 @@ class PathHeads(ABC):
     def _build(self, config: HeadConfig, weights: Weights) -> None:
         """Make maps of the weights."""
 
-    @torch.inference_mode()
-    def begin(self, states: torch.Tensor) -> torch.Tensor:
-        """(b, w) memory of states (b, hidden) after the target's final norm."""
-        return states
-
-    @abstractmethod
-    def step(self, memory: torch.Tensor, tokens: Sequence[int], depth: int) -> HeadStep:
-        """What head `depth`, from 0 on, makes of the memory (r, w) once the tokens (r,) are read."""
-
     def _rows(self, weights: Weights, head: int) -> Map:
         """The matrix behind a head: its own, that of all heads, or the target's."""
         name = f"heads.{head}.head"
@@ -92,6 +81,25 @@ class PathHeads(ABC):
     def _target_rows(self) -> torch.Tensor:
         wanted = torch.arange(self.target.info.vocab_size) if self.tokens is None else self.tokens
         return target_rows(head_of(self.target, self.name), self.target.info, wanted)
+
+
+class PathHeads(DepthHeads):
+    """Those that read paths token by token.
+
+    Attributes:
+        reads_tokens: whether a path's tokens matter, and not its length alone.
+    """
+
+    reads_tokens: ClassVar[bool] = True
+
+    @torch.inference_mode()
+    def begin(self, states: torch.Tensor) -> torch.Tensor:
+        """(b, w) memory of states (b, hidden) after the target's final norm."""
+        return states
+
+    @abstractmethod
+    def step(self, memory: torch.Tensor, tokens: Sequence[int], depth: int) -> HeadStep:
+        """What head `depth`, from 0 on, makes of the memory (r, w) once the tokens (r,) are read."""
 
 
 def linear(weights: Weights, name: str) -> Map:

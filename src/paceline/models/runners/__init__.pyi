@@ -1,6 +1,8 @@
 from .adapter import Adapter as Adapter
 from .block_head import BlockHead as BlockHead
 from .block_head import BlockRows as BlockRows
+from .chimera_head import ChimeraHead as ChimeraHead
+from .chimera_head import trigram as trigram
 from .clover_head import CloverHead as CloverHead
 from .denoiser import NativeDenoiser as NativeDenoiser
 from .encoder_decoder import EncoderDecoderRunner as EncoderDecoderRunner

@@ -1,5 +1,5 @@
-"""Heads that go on from the target's states with a decoder layer, for many sequences at once: EAGLE-1, EAGLE-3, P-EAGLE
-and modules for multi-token prediction (models.runners.mtp_head).
+"""Heads that go on from the target's states with a decoder layer, for many sequences at once: EAGLE-1, FSPAD, EAGLE-3,
+P-EAGLE and modules for multi-token prediction (models.runners.mtp_head).
 
 Input i is the embedding of token i + 1 with the target's state of token i, or, behind drafted tokens, with what the
 layer itself made of the token before. It sees all inputs before it, so each sequence has a cache of its own. The layer
@@ -10,10 +10,18 @@ predicts. EAGLE-3 reads three layers of the target, made one state by fc; querie
 [norm(embedding); norm(state)]. Their matrix has two halves: the state's is the layer's own, and what the embedding's
 makes of the token is added to that (`added_qkv`).
 
+FSPAD is an EAGLE-1 that samples the state before the layer reads it, by the token that was chosen, and whose next state
+is not what the head reads:
+
+    s = f + down(SiLU(gate(e)) * up(f))     of state f and embedding e, in a space of more dimensions
+    o = layer(fc([e; s]))                   logits: the target's head on o
+    next f = o + feature_proj(o)            what was aligned with the target's state
+
 P-EAGLE is an EAGLE-3 of one layer or more that has learned what to make of a mask token, beside which fc(mask_hidden)
 stands in the place of a state (`Mask`): masks behind a text predict one token each, in the pass that reads the text.
 
-Source: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840), P-EAGLE (arXiv:2602.01469).
+Source: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840), P-EAGLE (arXiv:2602.01469); FSPAD (arXiv:2408.15562, no
+public code), of which the residual feature_proj is our reading.
 """
 
 from __future__ import annotations
@@ -24,6 +32,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch.nn import functional as F
 
 from paceline.errors import CheckpointError
 from paceline.models.base import PassResult, Runner
@@ -79,6 +88,7 @@ class HeadParts:
         layer: runs it.
         next_states: makes what goes with the next tokens of the states behind the layer; None is these themselves.
         to_logits: makes logits of what goes with the next tokens; None where `layer` has a head of its own.
+        decoupled: they are made of the states behind the layer, whatever goes with the next tokens.
         tokens: (n,) int64 the target's token of each column of logits; None where that is the column itself.
         mask: of a head that drafts in parallel, None of others.
     """
@@ -89,6 +99,7 @@ class HeadParts:
     layer: NativeRunner
     next_states: Map | None = None
     to_logits: Map | None = None
+    decoupled: bool = False
     tokens: torch.Tensor | None = None
     mask: Mask | None = None
 
@@ -161,13 +172,14 @@ class FeatureHead:
             caches, trees, computed, made.states, added_qkv=made.added_qkv,
             picked=picked if parts.to_logits is None else (),
         )  # fmt: skip
+        behind = result.states
         if parts.next_states is not None:
-            result = replace(result, states=parts.next_states(result.states))
+            result = replace(result, states=parts.next_states(behind))
         if parts.to_logits is None or not picked:
             return result
-        after = result.states
-        rows = after if len(picked) == len(after) else after[torch.tensor(picked, device=after.device)]
-        return PassResult(parts.to_logits(rows), after)
+        read = behind if parts.decoupled else result.states
+        rows = read if len(picked) == len(read) else read[torch.tensor(picked, device=read.device)]
+        return PassResult(parts.to_logits(rows), result.states)
 
 
 def eagle_parts(config: HeadConfig, weights: Weights, target: Runner, *, name: str) -> HeadParts:
@@ -195,10 +207,23 @@ def eagle_parts(config: HeadConfig, weights: Weights, target: Runner, *, name: s
     to_logits = None
     if head_weight is None:
         to_logits = _target_head(target, name, weights.get("norm.weight"), spec.norm_eps, normed=config.normed)
-    return HeadParts(
+    parts = HeadParts(
         taps=config.taps_in(info.num_layers), embed=embed, inputs=inputs, to_logits=to_logits, tokens=tokens, mask=mask,
         layer=state_layer(spec, weights, info, name=name, prefix="layers.0.", head=head_weight),
     )  # fmt: skip
+    return _fspad_parts(parts, weights) if config.method == "fspad" else parts
+
+
+def _fspad_parts(eagle: HeadParts, weights: Weights) -> HeadParts:
+    """The head with a sampler before fc, and states that the logits do not read."""
+    aligned = _taken(weights, "feature_proj")
+    inputs = _Sampler(eagle.inputs, *(_taken(weights, f"sampler.{name}") for name in ("gate", "up", "down")))
+    return replace(eagle, inputs=inputs, next_states=lambda states: states + aligned(states), decoupled=True)
+
+
+def _taken(weights: Weights, name: str) -> Map:
+    """The linear layer of that name."""
+    return make_linear(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None), row_invariant=False)
 
 
 @torch.inference_mode()
@@ -244,6 +269,20 @@ class _EagleInputs:
         return LayerInputs(self._fc(torch.cat((embedded, states), 1)))
 
 
+class _Sampler:
+    """What another makes of the embedding and the state, once the embedding has chosen from the state."""
+
+    def __init__(self, then: MakesInputs, gate: Map, up: Map, down: Map) -> None:
+        self._then, self._gate, self._up, self._down = then, gate, up, down
+
+    def joined(self, states: torch.Tensor) -> torch.Tensor:
+        return self._then.joined(states)
+
+    def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> LayerInputs:
+        sampled = states + self._down(F.silu(self._gate(embedded)) * self._up(states))
+        return self._then(embedded, sampled)
+
+
 class _Eagle3Inputs:
     """The state, normed here where attention is added to the normed one, and what the normed embedding adds to queries,
     keys and values.
@@ -261,7 +300,7 @@ class _Eagle3Inputs:
 
 
 def _eagle_inputs(weights: Weights) -> _EagleInputs:
-    return _EagleInputs(make_linear(weights.pop("fc.weight"), weights.pop("fc.bias", None), row_invariant=False))
+    return _EagleInputs(_taken(weights, "fc"))
 
 
 def _eagle3_inputs(weights: Weights, spec: ModelSpec, config: HeadConfig) -> _Eagle3Inputs:
@@ -279,9 +318,8 @@ def _eagle3_inputs(weights: Weights, spec: ModelSpec, config: HeadConfig) -> _Ea
         state_norm = make_norm(hidden_norm, spec.norm_eps)
     else:
         weights["layers.0.input_layernorm.weight"] = hidden_norm
-    fc = make_linear(weights.pop("fc.weight"), weights.pop("fc.bias", None), row_invariant=False)
     half_map, fc_norm = make_linear(half, row_invariant=False), _fc_norm(weights, spec, len(config.taps))
-    return _Eagle3Inputs(fc, fc_norm, norm, half_map, state_norm)
+    return _Eagle3Inputs(_taken(weights, "fc"), fc_norm, norm, half_map, state_norm)
 
 
 def _fc_norm(weights: Weights, spec: ModelSpec, taps: int) -> Map | None:

@@ -7,7 +7,7 @@ draft is visible to verification. A sequence's cache lacks its last token, the r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -62,11 +62,31 @@ class LayerDrafts:
             Logits (r, v) after each sequence's last input, by the final norm and the head, and states (r, hidden)
             behind the last layer of the plan. Each empty unless wanted.
         """
-        trees = [TokenTree.chain(chain[1:]) if len(chain) > 1 else EMPTY_TREE for chain in fed]
-        done = [len(chain) - 1 for chain in fed]
+        trees, done = _chains(fed)
         after = self.runner.run_layers(caches, [chain[0] for chain in fed], trees, plan=plan, computed=done).states
         rows = self.runner.head(after) if logits else after.new_empty(0, self.runner.info.vocab_size)
         return PassResult(rows, after if states else after[:0])
+
+    def stream(
+        self,
+        caches: Sequence[SequenceCache],
+        fed: Sequence[Sequence[int]],
+        plans: Sequence[LayerPlan],
+        moved: Callable[[int, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """(r, hidden) behind the last of several plans, for one more token of every draft.
+
+        Args:
+            fed: as of `step`. plans: in turn, the first from layer 0 on; layers between two of them are left out.
+            moved: makes, of a plan's number and the states (r, hidden) behind it, what goes on.
+        """
+        trees, done = _chains(fed)
+        roots, states = [chain[0] for chain in fed], None
+        for number, plan in enumerate(plans):
+            after = self.runner.run_layers(caches, roots, trees, plan=plan, hidden=states, computed=done).states
+            states = moved(number, after)
+        assert states is not None, "a stream without layers"
+        return states
 
     def score(
         self,
@@ -97,6 +117,12 @@ class LayerDrafts:
         states = runner.run_layers(caches, roots, trees, plan=rest, hidden=torch.cat(whole)).states
         rows = tuple(accumulate((1 + len(tree) for tree in trees), initial=0))
         return Scores(runner.head(states), rows)
+
+
+def _chains(fed: Sequence[Sequence[int]]) -> tuple[list[TokenTree], list[int]]:
+    """Drafts as trees behind their roots, and how many inputs of each were fed before."""
+    trees = [TokenTree.chain(chain[1:]) if len(chain) > 1 else EMPTY_TREE for chain in fed]
+    return trees, [len(chain) - 1 for chain in fed]
 
 
 def best_of(logits: torch.Tensor) -> list[int]:
