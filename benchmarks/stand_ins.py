@@ -107,7 +107,7 @@ def random_head(
             mask_token_id=1 if block or method == "p_eagle" else None,
             layer={} if several and method not in ("hydra++", "clover") else layer,
             inner_size=width // 2 if method == "mlp_speculator" else None,
-            block_size=5 if block else None,
+            block_size=5 if block else 2 if method == "falcon" else None,
             sliding_window=64 if method == "longspec" else None,
             sample_from_anchor=method == "dspark",
             markov_rank=16 if method == "dspark" else 0,

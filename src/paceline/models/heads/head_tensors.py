@@ -9,6 +9,9 @@
                     heads; embed holds rows by which tokens are read, in the place of the target's head's
     eagle           fc (hidden, 2 hidden) on [embedding; state]; layers.0.*; norm, the target's, where it reads states
                     before that one
+    falcon          lstm.weight_ih_l0 (4 hidden, 2 hidden) on [embedding; state], lstm.weight_ih_l1 (4 hidden, hidden),
+                    lstm.bias_ih_lN and .bias_hh_lN, as PyTorch has them, of gates of which the second one counts for
+                    nothing (layers.gates); the rest as eagle
     mtp             fc (hidden, 2 hidden) on [embed_norm(embedding); state_norm(state)]; layers.0.*; norm
     eagle3          fc (hidden, taps * hidden); layers.0.*, whose q, k and v read [norm(embedding); norm(state)], the
                     first by input_layernorm, the second by hidden_norm; norm; what fc reads may be normed, whole by
@@ -64,8 +67,8 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
         return
     yield HeadTensor("head.weight", (v, d), optional=True)
     yield HeadTensor("embed.weight", (config.vocab_size, d), optional=True)
-    if config.method == "eagle":
-        yield from _linear("fc", d, 2 * d)
+    if config.method in ("eagle", "falcon"):
+        yield from _linear("fc", d, 2 * d) if config.method == "eagle" else _gates(d)
         yield from _layer(config, "layers.0.", d, normed=False)
         if not config.normed:
             yield HeadTensor("norm.weight", (d,), optional=True)
@@ -92,6 +95,13 @@ def _rows_of_passes(config: HeadConfig) -> Iterator[HeadTensor]:
         return
     for head in range(config.num_heads):
         yield from _linear(f"transfers.{head}", d, d)
+
+
+def _gates(d: int) -> Iterator[HeadTensor]:
+    for layer in range(2):
+        yield HeadTensor(f"lstm.weight_ih_l{layer}", (4 * d, d if layer else 2 * d))
+        for kind in ("ih", "hh"):
+            yield HeadTensor(f"lstm.bias_{kind}_l{layer}", (4 * d,), optional=True)
 
 
 def _tapped(config: HeadConfig) -> Iterator[HeadTensor]:
