@@ -44,9 +44,9 @@ SETS = ("spec-bench", "gsm8k", "humaneval", "mt-redundant")
 ROW_TOKENS = 640
 METHODS = (
     *("eagle3", "p_eagle", "eagle", "fspad", "longspec", "mtp", "medusa", "hydra", "hydra++", "clover", "chimera"),
-    *("mlp_speculator", "dflash", "dspark", "ppd", "hidden_transfer", "m2r2", "draft_model", "pard"),
+    *("mlp_speculator", "falcon", "dflash", "dspark", "ppd", "hidden_transfer", "m2r2", "draft_model", "pard"),
 )
-EAGLES = ("eagle", "fspad", "eagle3", "p_eagle", "longspec", "mtp", "dflash", "dspark")
+EAGLES = ("eagle", "fspad", "eagle3", "p_eagle", "falcon", "longspec", "mtp", "dflash", "dspark")
 """They grow EAGLE-2's trees; others have static trees of their own."""
 
 

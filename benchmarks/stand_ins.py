@@ -118,7 +118,7 @@ def random_head(
             mask_token_id=1 if block or method == "p_eagle" else None,
             layer={} if several and not with_layer else layer,
             inner_size=width // 2 if method in ("mlp_speculator", "fspad") else None,
-            block_size=5 if block else None,
+            block_size=5 if block else 2 if method == "falcon" else None,
             sliding_window=64 if method == "longspec" else None,
             sample_from_anchor=method == "dspark",
             markov_rank=16 if method == "dspark" else 0,

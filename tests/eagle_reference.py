@@ -27,8 +27,10 @@ def rotated(x: torch.Tensor, theta: float) -> torch.Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
-def attention(config: HeadConfig, weights: Weights, x: torch.Tensor, layer: int = 0) -> torch.Tensor:
-    """(n, hidden) of inputs (n, hidden or 2 hidden)."""
+def attention(
+    config: HeadConfig, weights: Weights, x: torch.Tensor, layer: int = 0, seen: torch.Tensor | None = None
+) -> torch.Tensor:
+    """(n, hidden) of inputs (n, hidden or 2 hidden), which see those before them, or what is `seen` (n, n)."""
     n, dim, groups = len(x), config.head_dim, config.layer["num_attention_heads"] // config.kv_heads
     at, theta = f"layers.{layer}.self_attn", config.layer.get("rope_theta", 10000.0)
     q, k, v = ((x @ weights[f"{at}.{name}_proj.weight"].T).view(n, -1, dim).transpose(0, 1) for name in "qkv")
@@ -36,7 +38,7 @@ def attention(config: HeadConfig, weights: Weights, x: torch.Tensor, layer: int 
         eps = config.layer.get("rms_norm_eps", 1e-6)
         q, k = (norm(x, weights[f"{at}.{name}_norm.weight"], eps) for x, name in ((q, "q"), (k, "k")))
     q, k, v = rotated(q, theta), rotated(k, theta).repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
-    seen = torch.ones(n, n, dtype=torch.bool).tril()
+    seen = torch.ones(n, n, dtype=torch.bool).tril() if seen is None else seen
     shares = (q @ k.transpose(1, 2) / dim**0.5).masked_fill(~seen, float("-inf")).softmax(-1)
     return (shares @ v).transpose(0, 1).reshape(n, -1) @ weights[f"{at}.o_proj.weight"].T
 

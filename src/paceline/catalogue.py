@@ -276,6 +276,15 @@ DRAFTERS: Mapping[str, Entry] = {
         "P-EAGLE: parallel-drafting EAGLE with scalable training (arXiv:2602.01469)",
         published={"num_speculative_tokens": 7},
     ),
+    "falcon": Entry(
+        "paceline.drafters.heads.falcon:FalconDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "a head trained for the target"),
+        "Falcon: faster and parallel inference of large language models through enhanced semi-autoregressive drafting "
+        "and custom-designed decoding tree (arXiv:2412.12639)",
+        published={"controller": "ppd", "max_nodes": 117, "max_depth": 8},
+    ),
     "longspec": Entry(
         "paceline.drafters.heads.longspec:LongSpecDrafter",
         "head",
@@ -717,6 +726,7 @@ TRAINERS: Mapping[str, Entry] = {
         "paceline.training.draft_model:DraftModelTrainer", "draft model", paper="FastDraft (arXiv:2411.11055)"
     ),
     "p_eagle": Entry("paceline.training.p_eagle:PEagleTrainer", "head", paper="P-EAGLE (arXiv:2602.01469)"),
+    "falcon": Entry("paceline.training.falcon:FalconTrainer", "head", paper="Falcon (arXiv:2412.12639)"),
     "longspec": Entry("paceline.training.longspec:LongSpecTrainer", "head", paper="LongSpec (arXiv:2502.17421)"),
     "pard": Entry("paceline.training.pard:PardTrainer", "draft model", paper="PARD (arXiv:2504.18583)"),
     "s2d": Entry(

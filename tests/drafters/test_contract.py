@@ -65,9 +65,11 @@ PATHS: list[tuple[Any, int, int, dict[str, Any]]] = [
     ("chimera", 9, 1, {"num_heads": 3, "layer": LAYER}),
     ("mlp_speculator", VOCAB, 2, {"num_heads": 3, "inner_size": 6, "scale_input": True}),
     ("longspec", 9, 11, {"layer": LAYER, **WINDOWED}),
+    ("falcon", 9, 0, {"layer": LAYER, "block_size": 2}),
+    ("falcon", VOCAB, 1, {"layer": LAYER, "block_size": 3}),
 ]
 """Method, tokens that it drafts, a seed with which some of its drafts are accepted, and more of its config."""
-MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, CHIMERA, MLP, LONGSPEC = (
+MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, CHIMERA, MLP, LONGSPEC, FALCON, FALCON_3 = (
     written_head(own, head_weights(own, shared=False, seed=seed))
     for own, seed in (
         (HeadConfig(method=name, hidden_size=8, vocab_size=VOCAB, draft_vocab_size=tokens, **more), seed)
@@ -105,7 +107,7 @@ ACCEPTANCE = str(acceptance_head(hidden=8, seed=2).write(Path(mkdtemp(prefix="pa
 """An acceptance head of the toy draft model."""
 HEADS = (
     *(MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, CHIMERA, PPD, PPD_MEANS, MLP, EAGLE, FSPAD, EAGLE3, P_EAGLE, LONGSPEC, MTP),
-    *(DFLASH, DSPARK, DSPARK_RNN, TRANSFER),
+    *(DFLASH, DSPARK, DSPARK_RNN, TRANSFER, FALCON, FALCON_3),
 )
 STAND_INS = (ACCEPTANCE, ADAPTER, MUTE, SLOW, TWICE, WHOLE, *HEADS)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
@@ -318,6 +320,14 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": LONGSPEC, "tree_policy": "rsd_s"},
         {"model": LONGSPEC, "tree_policy": "eagle2", "tree_width": 3},
         {"model": LONGSPEC, "draft_sample_method": "greedy", "num_speculative_tokens": 2},
+    ],
+    "falcon": [
+        {"model": FALCON},
+        {"model": FALCON, "tree_width": 3, "draft_context": None},
+        {"model": FALCON_3, "tree_policy": "rsd_s"},
+        {"model": FALCON_3, "tree_policy": "dyspec", "num_speculative_tokens": 4},
+        {"model": FALCON, "draft_sample_method": "greedy"},
+        {"model": FALCON, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
     ],
     "mtp": [{"model": MTP}, {"model": MTP, "tree_policy": "eagle2", "tree_width": 3}],
     "dflash": [

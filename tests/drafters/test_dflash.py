@@ -172,7 +172,7 @@ def test_many_blocks_at_once_are_each_alone(wide: Path, monkeypatch: pytest.Monk
     head.inject(caches, counts, torch.cat([world.states[:count] for count in counts]))
     alone = [head.run([cache], [token], 4).logits for cache, token in zip(caches, tokens, strict=True)]
     assert close(head.run(caches, tokens, 4).logits, torch.cat(alone))
-    monkeypatch.setattr(Segment, "two_sided", property(lambda self: False, lambda self, value: None))
+    monkeypatch.setattr(Segment, "unit", property(lambda self: 1, lambda self, value: None))
     assert not close(head.run(caches, tokens, 4).logits, torch.cat(alone))
 
 

@@ -19,6 +19,7 @@ from benchmarks.stand_ins import written_head
 from paceline import LLM
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.heads.eagle import Eagle2Drafter, Eagle3Drafter, EagleDrafter
+from paceline.drafters.heads.falcon import FalconDrafter
 from paceline.drafters.heads.feature_drafts import FeatureState
 from paceline.drafters.heads.fspad import FspadDrafter
 from paceline.drafters.heads.p_eagle import PEagleDrafter
@@ -33,11 +34,13 @@ PROMPT = [(7 * i) % 500 + 4 for i in range(300)]
 """Longer than the rows of a compiled pass."""
 KINDS: dict[str, Any] = {
     "eagle": EagleDrafter, "eagle2": Eagle2Drafter, "fspad": FspadDrafter, "eagle3": Eagle3Drafter,
-    "p_eagle": PEagleDrafter,
+    "p_eagle": PEagleDrafter, "falcon": FalconDrafter,
 }  # fmt: skip
 METHODS: dict[str, Any] = {**{name: name for name in KINDS}, "eagle2": "eagle"}
 """Name -> the method of its head."""
-FORMS: dict[str, dict[str, Any]] = {"fspad": {"inner_size": 24}, "eagle3": {"taps": (-1, 0, 2)}}
+FORMS: dict[str, dict[str, Any]] = {
+    "fspad": {"inner_size": 24}, "eagle3": {"taps": (-1, 0, 2)}, "falcon": {"block_size": 2},
+}  # fmt: skip
 FORMS["p_eagle"] = FORMS["eagle3"] | {"num_layers": 2, "mask_token_id": 9}
 
 
@@ -314,7 +317,7 @@ def test_the_head_of_a_quantised_target_runs_in_compiled_passes(quantization: st
     """It stays as it is written, in the dtype of the target's states; the text is that target's."""
     rounded = LLM(speculative_config=None, dtype="bfloat16", quantization=quantization, seed=1)
     expected = outputs(rounded, GREEDY)
-    for method in ("eagle3", "p_eagle"):
+    for method in ("eagle3", "p_eagle", "falcon"):
         fast = rounded.with_speculative_config(
             {"method": method, "model": written_head(config(method, rounded.runner.info)), "num_speculative_tokens": 3}
         )

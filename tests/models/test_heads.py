@@ -34,6 +34,7 @@ INFO = ModelInfo(
 OF_METHOD: dict[str, dict[str, Any]] = {
     "p_eagle": {"mask_token_id": 7, "num_layers": 2},
     "longspec": {"sliding_window": 5},
+    "falcon": {"block_size": 3},
     "mlp_speculator": {"inner_size": 6},
     "fspad": {"inner_size": 5},
     "ppd": {"draft_vocab_size": 20, "num_layers": 1},

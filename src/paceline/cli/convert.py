@@ -19,7 +19,7 @@ def command(
         str,
         typer.Option(
             "--to",
-            help="paceline, speculators, dflash, deepspec, eagle, longspec, medusa, medusa_vllm, hydra or "
+            help="paceline, speculators, dflash, deepspec, eagle, falcon, longspec, medusa, medusa_vllm, hydra or "
             "mlp_speculator.",
         ),
     ],

@@ -31,9 +31,14 @@ class CachedState:
         self.context, self.cache, self.states = context, cache, states
 
     @property
+    def is_current(self) -> bool:
+        """Whether states are known up to the last token but one."""
+        return self.states.first + self.states.count == len(self.context.tokens) - 1
+
+    @property
     def knows_its_text(self) -> bool:
         """Whether the target's states of all tokens but the last are known, and of one at least."""
-        return self.states.count > 0 and self.states.first + self.states.count == len(self.context.tokens) - 1
+        return self.states.count > 0 and self.is_current
 
     def begin_anew(self, states: TappedStates) -> None:
         """The cache was emptied, and goes on with these."""
@@ -92,7 +97,7 @@ class CachedHeadDrafter(HeadDrafter[C]):
         have come since, the text is seen anew from these on.
         """
         state.states.add(known)
-        if not state.knows_its_text:
+        if not state.is_current:
             self._begin_anew(state, known)
         if self.tap_window is not None and state.states.count > self.tap_window + CHUNK:
             self._begin_anew(state, state.states.all()[-self.tap_window :].clone())

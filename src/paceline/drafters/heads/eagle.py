@@ -83,7 +83,7 @@ class EagleDrafter(CachedHeadDrafter[FeatureState]):
 
     def fork(self, state: FeatureState, context: Context) -> FeatureState:
         self._drafts.confirm(state)
-        return FeatureState(context, self.head.fork(state.cache), state.states.copy())
+        return self._new(context, self.head.fork(state.cache), state.states.copy())
 
 
 @with_growth_options

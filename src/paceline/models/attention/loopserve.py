@@ -95,7 +95,7 @@ class LoopServe(KVSelection):
     def step(self, shape: AttentionShape, masks: Masks, segment: Segment) -> WritingStep:
         """See `KVSelection`."""
         cache = segment.cache
-        if segment.two_sided or not isinstance(cache, QueriesCache):
+        if segment.unit > 1 or not isinstance(cache, QueriesCache):
             return SequenceStep(shape, masks, segment)
         if segment.known:
             cache.begin_known()

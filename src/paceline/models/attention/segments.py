@@ -70,7 +70,7 @@ class Segment:
         memory: what the rows see of their source; None where there is none.
         recurrent: the states of the sequence's mixers; None where the model has none.
         known: a chunk of known tokens, all of which will be committed.
-        two_sided: rows see those behind them, so that one pass feeds all of them.
+        unit: rows see those behind them in units of so many, counted from the last input; one pass feeds all of a unit.
     """
 
     cache: NativeCache
@@ -80,7 +80,7 @@ class Segment:
     memory: CrossMemory | None = None
     recurrent: RecurrentPart | None = None
     known: bool = False
-    two_sided: bool = False
+    unit: int = 1
 
     @property
     def rows(self) -> int:
@@ -133,10 +133,14 @@ def chunk(state: State, rows: int) -> Segment:
     return Segment(cache, rows, memory=memory_of_source(state), recurrent=states_of(state), known=True)
 
 
-def seeing_each_other(segment: Segment) -> Segment:
-    """The same inputs one behind the other, each of which sees all of them."""
-    shape = TreeShape(np.arange(segment.slots), np.ones((segment.slots, segment.slots), np.bool_))
-    return replace(segment, tree=shape, two_sided=True)
+def seeing_each_other(segment: Segment, unit: int) -> Segment:
+    """The same inputs in units of so many, counted from the last one, of which each sees its whole unit as well.
+
+    Each input of a unit stands behind the one before it; of a first unit that is not whole nothing else is asked.
+    """
+    units = np.arange(segment.slots - 1, -1, -1) // unit
+    shape = TreeShape(segment.depths, segment.sees | (units[:, None] == units))
+    return replace(segment, tree=shape, unit=unit)
 
 
 def tree_segment(state: State, tree: TokenTree, done: int) -> Segment:
@@ -208,19 +212,18 @@ def parts_with(segments: Sequence[Segment], wanted: Sequence[int]) -> tuple[list
 
 
 def split_into_passes(segments: Sequence[Segment], most: int) -> list[list[Segment]]:
-    """Passes of at most `most` rows that feed all segments in order, cut where they do not fit."""
+    """Passes of at most `most` rows that feed all segments in order, cut where they do not fit, but for units."""
     passes: list[list[Segment]] = [[]]
     room = most
     for segment in segments:
         at = segment.done
-        if segment.two_sided and room < segment.rows:
-            passes.append([])
-            room = most
         while at < segment.slots:
-            if room == 0:
+            stop = min(segment.slots, at + room)
+            stop -= (stop - segment.slots) % segment.unit
+            if stop <= at:
                 passes.append([])
                 room = most
-            stop = min(segment.slots, at + room)
+                continue
             passes[-1].append(segment.part(at, stop))
             room -= stop - at
             at = stop

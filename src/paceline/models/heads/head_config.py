@@ -19,6 +19,7 @@ HeadMethod = Literal[
     "fspad",
     "eagle3",
     "p_eagle",
+    "falcon",
     "longspec",
     "mtp",
     "mlp_speculator",
@@ -36,10 +37,10 @@ ROWS: Final = ("ppd", "hidden_transfer")
 """Methods whose guesses are rows of the target's own passes, with its own head."""
 
 WITH_LAYER: Final = (
-    *("hydra++", "clover", "chimera", "eagle", "fspad", "eagle3", "p_eagle", "longspec", "mtp"),
+    *("hydra++", "clover", "chimera", "eagle", "fspad", "eagle3", "p_eagle", "falcon", "longspec", "mtp"),
     *BLOCKS,
 )
-SINGLE: Final = ("eagle", "fspad", "eagle3", "p_eagle", "longspec", "mtp")
+SINGLE: Final = ("eagle", "fspad", "eagle3", "p_eagle", "falcon", "longspec", "mtp")
 """Methods with decoder layers, and those of them that have one head, which drafts all tokens."""
 
 TAPPED: Final = ("eagle3", "p_eagle")
@@ -84,7 +85,7 @@ class HeadConfig:
         num_heads: tokens ahead that have heads of their own (medusa, hydra, clover, chimera, mlp_speculator); 1 for
             the others.
         num_layers: residual blocks of a head (medusa, hydra, clover, chimera), or decoder layers: 1 for eagle, fspad,
-            eagle3, longspec and mtp, any number for p_eagle, dflash and dspark.
+            eagle3, falcon, longspec and mtp, any number for p_eagle, dflash and dspark.
         taps: layers of the target whose states it reads, as a runner numbers them: k is the output of layer k counted
             from 0, -1 the embedding, the number of layers the state after the final norm. None given: the last layer's.
             Of hidden_transfer one for each head, never falling, behind which its pseudo state enters.
@@ -95,7 +96,8 @@ class HeadConfig:
         layer: keys of a Llama's config.json for the decoder layers (`LAYER_KEYS`); empty for methods without one.
         block_size, causal, sample_from_anchor: of dflash and dspark: rows of a block, which begins with the text's last
             token; whether a row sees those before it alone; whether a row predicts the token behind its place, so that
-            the first one drafts too, and not that at it.
+            the first one drafts too, and not that at it. block_size of falcon too: tokens that one pass drafts, whose
+            inputs see each other.
         markov_rank, markov_head_type: of dspark: width of its correction by the tokens drafted before, 0 where it has
             none, and its kind (`MARKOV_HEADS`).
         enable_confidence_head, confidence_head_with_markov: of dspark: it says how likely a draft is accepted; it reads
@@ -205,6 +207,9 @@ class HeadConfig:
             need(self.mask_token_id is None, "mask_token_id", rule, self.mask_token_id)
 
     def _check_block(self) -> None:
+        if self.method == "falcon":
+            integer("block_size", self.block_size, 1, MOST)
+            return
         if self.method not in BLOCKS:
             need(self.block_size is None, "block_size", f"be left out for method {self.method!r}", self.block_size)
             return

@@ -14,6 +14,9 @@
                     before that one
     fspad           the same; before fc sampler.gate and .up (inner size, hidden), .down (hidden, inner size); behind
                     the layer feature_proj (hidden, hidden)
+    falcon          lstm.weight_ih_l0 (4 hidden, 2 hidden) on [embedding; state], lstm.weight_ih_l1 (4 hidden, hidden),
+                    lstm.bias_ih_lN and .bias_hh_lN, as PyTorch has them, of gates of which the second one counts for
+                    nothing (layers.gates); the rest as eagle
     mtp             fc (hidden, 2 hidden) on [embed_norm(embedding); state_norm(state)]; layers.0.*; norm
     eagle3          fc (hidden, taps * hidden); layers.0.*, whose q, k and v read [norm(embedding); norm(state)], the
                     first by input_layernorm, the second by hidden_norm; norm; what fc reads may be normed, whole by
@@ -69,7 +72,7 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
         return
     yield HeadTensor("head.weight", (v, d), optional=True)
     yield HeadTensor("embed.weight", (config.vocab_size, d), optional=True)
-    if config.method in ("eagle", "fspad"):
+    if config.method in ("eagle", "fspad", "falcon"):
         yield from _eagle(config)
     elif config.method == "mtp":
         yield from _linear("fc", d, 2 * d)
@@ -89,7 +92,7 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
 
 def _eagle(config: HeadConfig) -> Iterator[HeadTensor]:
     d = config.hidden_size
-    yield from _linear("fc", d, 2 * d)
+    yield from _gates(d) if config.method == "falcon" else _linear("fc", d, 2 * d)
     yield from _layer(config, "layers.0.", d, normed=False)
     if not config.normed:
         yield HeadTensor("norm.weight", (d,), optional=True)
@@ -107,6 +110,13 @@ def _rows_of_passes(config: HeadConfig) -> Iterator[HeadTensor]:
         return
     for head in range(config.num_heads):
         yield from _linear(f"transfers.{head}", d, d)
+
+
+def _gates(d: int) -> Iterator[HeadTensor]:
+    for layer in range(2):
+        yield HeadTensor(f"lstm.weight_ih_l{layer}", (4 * d, d if layer else 2 * d))
+        for kind in ("ih", "hh"):
+            yield HeadTensor(f"lstm.bias_{kind}_l{layer}", (4 * d,), optional=True)
 
 
 def _tapped(config: HeadConfig) -> Iterator[HeadTensor]:

@@ -1,6 +1,8 @@
 from .decoder import Decoder as Decoder
 from .decoder import placement_of as placement_of
 from .experts import ACTIVATIONS as ACTIVATIONS
+from .gates import counting as counting
+from .gates import gated as gated
 from .linear import make_linear as make_linear
 from .positions import relative_biases as relative_biases
 from .rope import Rotary as Rotary

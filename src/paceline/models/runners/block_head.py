@@ -78,7 +78,8 @@ class BlockHead:
         info = target.info
         self.taps, self.depths = config.taps, config.drafts_of_block
         self.tokens = weights.pop("draft_to_target", None)
-        self._rows, self._two_sided = config.block_size or 0, not config.causal
+        self._rows = config.block_size or 0
+        self._unit = 1 if config.causal else self._rows
         self._tree = TokenTree.chain([0] * (self._rows - 1)) if self._rows > 1 else EMPTY_TREE
         self._first = 0 if config.sample_from_anchor else 1
         if self.tokens is None:  # rows that are no tokens may be among them
@@ -153,7 +154,7 @@ class BlockHead:
         block = self._mask.expand(count, rows, -1).clone()
         block[:, 0] = self._embed(tokens).to(block.dtype)
         result = self.runner.run_states(
-            caches, [self._tree] * count, [0] * count, block.flatten(0, 1), picked=(), two_sided=self._two_sided
+            caches, [self._tree] * count, [0] * count, block.flatten(0, 1), picked=(), unit=self._unit
         )
         after = result.states.view(count, rows, -1)[:, self._first : self._first + depth].flatten(0, 1)
         logits = self._to_logits(after).view(count, depth, -1)

@@ -1,5 +1,5 @@
 """Heads that go on from the target's states with a decoder layer, for many sequences at once: EAGLE-1, FSPAD, EAGLE-3,
-P-EAGLE and modules for multi-token prediction (models.runners.mtp_head).
+P-EAGLE, Falcon and modules for multi-token prediction (models.runners.mtp_head).
 
 Input i is the embedding of token i + 1 with the target's state of token i, or, behind drafted tokens, with what the
 layer itself made of the token before. It sees all inputs before it, so each sequence has a cache of its own. The layer
@@ -20,8 +20,11 @@ is not what the head reads:
 P-EAGLE is an EAGLE-3 of one layer or more that has learned what to make of a mask token, beside which fc(mask_hidden)
 stands in the place of a state (`Mask`): masks behind a text predict one token each, in the pass that reads the text.
 
-Source: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840), P-EAGLE (arXiv:2602.01469); FSPAD (arXiv:2408.15562, no
-public code), of which the residual feature_proj is our reading.
+Falcon is an EAGLE-1 of which an input's state is that of the token k places further on (`unit`). Inputs come k at a
+time, each of which sees its whole unit, and an LSTM (models.layers.gates) makes one state of [embedding; state].
+
+Source: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840), P-EAGLE (arXiv:2602.01469), Falcon (arXiv:2412.12639);
+FSPAD (arXiv:2408.15562, no public code), of which the residual feature_proj is our reading.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from paceline.models.heads.head_files import read_head
 from paceline.models.heads.head_tensors import MASK_HIDDEN
 from paceline.models.heads.shared_rows import embedding_of, head_of, target_rows
 from paceline.models.layers.decoder import head_order
+from paceline.models.layers.gates import counting, through_gates
 from paceline.models.layers.linear import Map, make_linear, make_norm
 from paceline.models.layers.own_weights import Weights
 from paceline.models.runners.native import NativeRunner
@@ -91,6 +95,7 @@ class HeadParts:
         decoupled: they are made of the states behind the layer, whatever goes with the next tokens.
         tokens: (n,) int64 the target's token of each column of logits; None where that is the column itself.
         mask: of a head that drafts in parallel, None of others.
+        unit: how far ahead of its input a state is, and how many inputs see each other.
     """
 
     taps: tuple[int, ...]
@@ -102,19 +107,20 @@ class HeadParts:
     decoupled: bool = False
     tokens: torch.Tensor | None = None
     mask: Mask | None = None
+    unit: int = 1
 
 
 class FeatureHead:
     """One head for one target.
 
     Attributes:
-        taps, tokens, mask: as of `HeadParts`.
+        taps, tokens, mask, unit: as of `HeadParts`.
         runner: its layer, for its caches and their memory.
     """
 
     def __init__(self, parts: HeadParts) -> None:
         self._parts, self.taps, self.tokens, self.runner = parts, parts.taps, parts.tokens, parts.layer
-        self.mask = parts.mask
+        self.mask, self.unit = parts.mask, parts.unit
         self.open, self.fork = self.runner.open, self.runner.fork
         self.truncate, self.release = self.runner.truncate, self.runner.release
         self.commit = self.runner.commit
@@ -155,7 +161,8 @@ class FeatureHead:
         states: torch.Tensor,
         picked: Sequence[int],
     ) -> PassResult:
-        """One pass over the inputs of all sequences, which stay in scratch until `commit`.
+        """One pass over the inputs of all sequences, which stay in scratch until `commit`. Those that are fed see each
+        other in units, counted from the last one.
 
         Args:
             trees: which input sees which, as of `Runner.score`: the root is the first input, and tokens are not looked
@@ -170,7 +177,7 @@ class FeatureHead:
         made = parts.inputs(parts.embed(tokens), states)
         result = self.runner.run_states(
             caches, trees, computed, made.states, added_qkv=made.added_qkv,
-            picked=picked if parts.to_logits is None else (),
+            picked=picked if parts.to_logits is None else (), unit=self.unit,
         )  # fmt: skip
         behind = result.states
         if parts.next_states is not None:
@@ -200,7 +207,7 @@ def eagle_parts(config: HeadConfig, weights: Weights, target: Runner, *, name: s
         )
     rows = UNUSED if head_weight is None else config.draft_vocab_size
     spec = layer_spec(config, weights, "layers.0.", rows, layers=config.num_layers)
-    inputs: MakesInputs = _eagle3_inputs(weights, spec, config) if config.method in TAPPED else _eagle_inputs(weights)
+    inputs = _eagle3_inputs(weights, spec, config) if config.method in TAPPED else _eagle_inputs(weights, config)
     mask = None
     if config.mask_token_id is not None:
         mask = Mask(config.mask_token_id, _joined(inputs, weights.pop(MASK_HIDDEN).view(1, -1)))
@@ -210,6 +217,7 @@ def eagle_parts(config: HeadConfig, weights: Weights, target: Runner, *, name: s
     parts = HeadParts(
         taps=config.taps_in(info.num_layers), embed=embed, inputs=inputs, to_logits=to_logits, tokens=tokens, mask=mask,
         layer=state_layer(spec, weights, info, name=name, prefix="layers.0.", head=head_weight),
+        unit=config.block_size or 1,
     )  # fmt: skip
     return _fspad_parts(parts, weights) if config.method == "fspad" else parts
 
@@ -257,7 +265,7 @@ def _target_head(target: Runner, name: str, weight: torch.Tensor | None, eps: fl
 
 
 class _EagleInputs:
-    """fc([embedding; state])."""
+    """fc([embedding; state]), or what an LSTM makes of the two."""
 
     def __init__(self, fc: Map) -> None:
         self._fc = fc
@@ -299,11 +307,21 @@ class _Eagle3Inputs:
         return LayerInputs(states, self._half(self._norm(embedded)))
 
 
-def _eagle_inputs(weights: Weights) -> _EagleInputs:
+def _eagle_inputs(weights: Weights, config: HeadConfig) -> MakesInputs:
+    if config.method == "falcon":
+        return _EagleInputs(through_gates([_gates(weights, layer) for layer in range(2)]))
     return _EagleInputs(_taken(weights, "fc"))
 
 
-def _eagle3_inputs(weights: Weights, spec: ModelSpec, config: HeadConfig) -> _Eagle3Inputs:
+def _gates(weights: Weights, layer: int) -> Map:
+    """Makes the gates of a layer of the LSTM."""
+    names = [f"lstm.bias_{kind}_l{layer}" for kind in ("ih", "hh")]
+    biases = [counting(weights.pop(name)) for name in names if name in weights]
+    bias = torch.stack(biases).sum(0) if biases else None
+    return make_linear(counting(weights.pop(f"lstm.weight_ih_l{layer}")), bias, row_invariant=False)
+
+
+def _eagle3_inputs(weights: Weights, spec: ModelSpec, config: HeadConfig) -> MakesInputs:
     """Takes the embedding's half out of the projections."""
     d, halves = spec.hidden_size, []
     for name in "qkv":

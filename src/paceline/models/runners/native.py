@@ -345,7 +345,7 @@ class NativeRunner(StateOperations[NativeCache]):
         *,
         added_qkv: torch.Tensor | None = None,
         picked: Sequence[int] | None = None,
-        two_sided: bool = False,
+        unit: int = 1,
         taps: Sequence[int] = (),
     ) -> PassResult:
         """A pass of all layers over states (r, hidden) in place of tokens, for heads that are given a target's.
@@ -354,14 +354,14 @@ class NativeRunner(StateOperations[NativeCache]):
             caches, trees, computed: as for `score`; tokens are not looked at.
             added_qkv: as of `Passes.run`, of the first layer alone. picked: rows whose logits are wanted, ascending;
                 None means all.
-            two_sided: all inputs of a sequence see each other; they are chains of which none were computed.
+            unit: inputs that are fed see each other in units of so many, which are chains, counted from the last one.
             taps: as of `score`, without `added_qkv`.
         Returns:
             Logits (picked, v) and states (r, hidden) behind the last layer, and the taps.
         """
         segments, plan = self._segments(caches, trees, computed), ALL_LAYERS
-        if two_sided:
-            segments = [seeing_each_other(segment) for segment in segments]
+        if unit > 1:
+            segments = [seeing_each_other(segment, unit) for segment in segments]
         if added_qkv is not None and self.info.num_layers > 1:
             hidden = self._pass(
                 segments, hidden.contiguous(), plan=FIRST, logits=(), states=True, added_qkv=added_qkv

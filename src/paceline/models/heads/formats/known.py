@@ -9,6 +9,7 @@ from paceline.errors import CheckpointError, ConfigError
 from paceline.models.heads.formats.base import HeadFormat, Shapes
 from paceline.models.heads.formats.dflash import DeepSpecFormat, DFlashFormat
 from paceline.models.heads.formats.eagle import EagleFormat
+from paceline.models.heads.formats.falcon import FalconFormat
 from paceline.models.heads.formats.hydra import HydraFormat
 from paceline.models.heads.formats.longspec import LongSpecFormat
 from paceline.models.heads.formats.medusa import MedusaFormat, VllmMedusaFormat
@@ -21,6 +22,7 @@ FORMATS: Final[tuple[HeadFormat, ...]] = (
     DFlashFormat(),
     DeepSpecFormat(),
     LongSpecFormat(),
+    FalconFormat(),
     MLPSpeculatorFormat(),
     HydraFormat(),
     VllmMedusaFormat(),
@@ -43,7 +45,7 @@ def format_of(config: Mapping[str, Any], shapes: Shapes, where: object) -> HeadF
             return known_format
     raise CheckpointError(
         f"{where} is no head: its config.json has neither 'paceline_head' nor what speculators, DFlash, DSpark, EAGLE, "
-        "LongSpec, Medusa, Hydra or IBM's accelerators write; give the folder of a head"
+        "Falcon, LongSpec, Medusa, Hydra or IBM's accelerators write; give the folder of a head"
     )
 
 
