@@ -585,6 +585,19 @@ SEARCHES: Mapping[str, Entry] = {
         ("a smaller model with the target's tokenizer, and a router trained for it",),
         "Arbitrage: Efficient Reasoning via Advantage-Aware Speculation (arXiv:2512.05033)",
     ),
+    "ralm": Entry(
+        "paceline.search.methods.ralm:Ralm",
+        "retrieval",
+        needs=("an index of passages",),
+        paper="Accelerating Retrieval-Augmented Language Model Serving with Speculation (arXiv:2401.14021)",
+    ),
+    "knn_lm": Entry(
+        "paceline.search.methods.knn_lm:KnnLm",
+        "retrieval",
+        needs=("taps", "a store of tokens"),
+        paper="Generalization through Memorization: Nearest Neighbor Language Models (arXiv:1911.00172); RaLMSpec "
+        "(arXiv:2401.14021)",
+    ),
     "backoff": Entry(
         "paceline.search.methods.backoff:BackOff",
         "constraint",
