@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from paceline.models.heads import HeadConfig
 
 Weights = Mapping[str, torch.Tensor]
+ON_STATE = ("eagle", "dovetail")
+"""Methods that make the state behind the target's final norm."""
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -58,6 +60,9 @@ def forward(
     if config.method == "eagle":
         x = F.linear(torch.cat((embedded, states), 1), weights["fc.weight"])
         x = x + attention(config, weights, x)
+    elif config.method == "dovetail":
+        x = fused(weights, embedded, states, eps)
+        x = x + attention(config, weights, norm(x, weights["layers.0.input_layernorm.weight"], eps))
     else:
         both = (
             norm(embedded, weights["layers.0.input_layernorm.weight"], eps),
@@ -69,12 +74,20 @@ def forward(
         h = norm(x, weights[f"layers.{layer}.input_layernorm.weight"], eps)
         x = x + attention(config, weights, h, layer)
         x = x + mlp(config, weights, x, layer)
-    return (x if config.method == "eagle" else norm(x, weights["norm.weight"], eps)) @ head.T, x
+    return (x if config.method in ON_STATE else norm(x, weights["norm.weight"], eps)) @ head.T, x
+
+
+def fused(weights: Weights, embedded: torch.Tensor, states: torch.Tensor, eps: float) -> torch.Tensor:
+    """(n, hidden) what Dovetail's gate makes of embeddings and states (n, hidden)."""
+    h1 = states @ weights["fusion.state.weight"].T
+    h2 = F.silu(norm(embedded, weights["fusion.norm.weight"], eps) @ weights["fusion.token.weight"].T)
+    z = torch.sigmoid(torch.cat((h1, h2), 1) @ weights["fusion.gate.weight"].T)
+    return z * h1 + (1 - z) * h2
 
 
 def joined(config: HeadConfig, weights: Weights, states: torch.Tensor) -> torch.Tensor:
     """(n, hidden) what the layer takes for the target's states (n, taps * hidden)."""
-    if config.method == "eagle":
+    if config.method in ON_STATE:
         return states
     eps = config.layer.get("rms_norm_eps", 1e-6)
     if "input_norm.weight" in weights:

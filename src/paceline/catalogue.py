@@ -243,6 +243,14 @@ DRAFTERS: Mapping[str, Entry] = {
         ("taps", "a head trained for the target"),
         "EAGLE-3: scaling up inference acceleration of large language models via training-time test (arXiv:2503.01840)",
     ),
+    "dovetail": Entry(
+        "paceline.drafters.heads.dovetail:DovetailDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "trees", "a head trained for the target"),
+        "Dovetail: a CPU/GPU heterogeneous speculative decoding for LLM inference (arXiv:2412.18934)",
+        published={"method": [{"method": "dovetail", "num_speculative_tokens": 6}], "num_speculative_tokens": 16},
+    ),
     "p_eagle": Entry(
         "paceline.drafters.heads.p_eagle:PEagleDrafter",
         "head",
@@ -669,6 +677,7 @@ TRAINERS: Mapping[str, Entry] = {
     "draft_model": Entry(
         "paceline.training.draft_model:DraftModelTrainer", "draft model", paper="FastDraft (arXiv:2411.11055)"
     ),
+    "dovetail": Entry("paceline.training.dovetail:DovetailTrainer", "head", paper="Dovetail (arXiv:2412.18934)"),
     "p_eagle": Entry("paceline.training.p_eagle:PEagleTrainer", "head", paper="P-EAGLE (arXiv:2602.01469)"),
     "longspec": Entry("paceline.training.longspec:LongSpecTrainer", "head", paper="LongSpec (arXiv:2502.17421)"),
     "pard": Entry("paceline.training.pard:PardTrainer", "draft model", paper="PARD (arXiv:2504.18583)"),

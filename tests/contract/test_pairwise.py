@@ -66,6 +66,7 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "eagle": lambda llm, folder: {"model": head(llm, "eagle")},
     "eagle2": lambda llm, folder: {"model": head(llm, "eagle")},
     "eagle3": lambda llm, folder: {"model": head(llm, "eagle3"), "tree_policy": "eagle2"},
+    "dovetail": lambda llm, folder: {"model": head(llm, "dovetail")},
     "p_eagle": lambda llm, folder: {"model": head(llm, "p_eagle"), "tree_width": 2},
     "longspec": lambda llm, folder: {"model": head(llm, "longspec"), "tree_width": 2},
     "mtp": lambda llm, folder: {"model": head(llm, "mtp")},
