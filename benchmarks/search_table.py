@@ -40,6 +40,7 @@ MORE = {"gfd": "the reward as its scorer", "dola": "greedy", "cfg": "greedy"}
 ELSEWHERE = {
     "uni_encoder": "not measured at this size: there is no encoder here that was trained to rank answers",
     **dict.fromkeys(("reflective", "judge", "ead", "arbitrage"), "a target and its draft, by `approximate_rules.py`"),
+    **dict.fromkeys(("ralm", "knn_lm"), "beside asking the index in every step, by `retrieval.py`"),
     "backoff": "not measured: these tasks hold nothing to deny",
     "structured_outputs": "measured [beside other libraries](#structured-outputs-beside-other-libraries)",
     "codebooks": "not measured at this size: the whole model must be fine-tuned",

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from paceline.models.heads import HeadConfig
 
 Weights = Mapping[str, torch.Tensor]
-FIRST = ("eagle", "fspad")
-"""Heads of EAGLE-1's form."""
+ON_STATE = ("eagle", "fspad", "dovetail")
+"""Methods that make the state behind the target's final norm."""
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -65,11 +65,14 @@ def forward(
         head: (v, hidden). embedded: (n, hidden) of the tokens. states: (n, hidden) of the tokens before, joined.
     """
     eps = config.layer.get("rms_norm_eps", 1e-6)
-    if config.method in FIRST:
+    if config.method in ("eagle", "fspad"):
         if config.method == "fspad":
             states = sampled(weights, embedded, states)
         x = F.linear(torch.cat((embedded, states), 1), weights["fc.weight"])
         x = x + attention(config, weights, x)
+    elif config.method == "dovetail":
+        x = fused(weights, embedded, states, eps)
+        x = x + attention(config, weights, norm(x, weights["layers.0.input_layernorm.weight"], eps))
     else:
         both = (
             norm(embedded, weights["layers.0.input_layernorm.weight"], eps),
@@ -82,12 +85,20 @@ def forward(
         x = x + attention(config, weights, h, layer)
         x = x + mlp(config, weights, x, layer)
     made = x + x @ weights["feature_proj.weight"].T if config.method == "fspad" else x
-    return (x if config.method in FIRST else norm(x, weights["norm.weight"], eps)) @ head.T, made
+    return (x if config.method in ON_STATE else norm(x, weights["norm.weight"], eps)) @ head.T, made
+
+
+def fused(weights: Weights, embedded: torch.Tensor, states: torch.Tensor, eps: float) -> torch.Tensor:
+    """(n, hidden) what Dovetail's gate makes of embeddings and states (n, hidden)."""
+    h1 = states @ weights["fusion.state.weight"].T
+    h2 = F.silu(norm(embedded, weights["fusion.norm.weight"], eps) @ weights["fusion.token.weight"].T)
+    z = torch.sigmoid(torch.cat((h1, h2), 1) @ weights["fusion.gate.weight"].T)
+    return z * h1 + (1 - z) * h2
 
 
 def joined(config: HeadConfig, weights: Weights, states: torch.Tensor) -> torch.Tensor:
     """(n, hidden) what the layer takes for the target's states (n, taps * hidden)."""
-    if config.method in FIRST:
+    if config.method in ON_STATE:
         return states
     eps = config.layer.get("rms_norm_eps", 1e-6)
     if "input_norm.weight" in weights:

@@ -63,7 +63,8 @@ ALLOWED: dict[str, set[str]] = {
     "codebooks": METHODS | MODELS,
     "engine": METHODS | MODELS | {"drafters", "verifiers", "controllers", "sampling", "grammar"},
     "assembly": METHODS | MODELS | {"engine", "drafters", "verifiers", "controllers", "sampling"},
-    "search": METHODS | MODELS | {"engine", "drafters", "sampling", "verifiers"},
+    "retrieval": LOW | {"checkpoints"},
+    "search": METHODS | MODELS | {"engine", "drafters", "retrieval", "sampling", "verifiers"},
     "speech": LOW | {"checkpoints", "sampling"},
     "claims": LOW,
     "llm": METHODS
@@ -87,7 +88,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": METHODS
     | MODELS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters"}
-    | {"bench", "codebooks", "doctor", "explain", "profiles", "search", "tune", "verify"}
+    | {"bench", "codebooks", "doctor", "explain", "profiles", "retrieval", "search", "tune", "verify"}
     | {"live_transcriber", "speech", "transcriber"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},

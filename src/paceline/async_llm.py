@@ -28,7 +28,7 @@ from paceline.engine import (
 )
 from paceline.errors import ConfigError
 from paceline.llm import LLM
-from paceline.search import GivenSearch
+from paceline.search import GivenRetrieval, GivenSearch
 from paceline.utils import MAX_COUNT, integer
 
 logger = logging.getLogger("paceline")
@@ -62,6 +62,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         *,
         search: GivenSearch | None = None,
+        retrieval: GivenRetrieval | None = None,
         owner: str = "",
         priority: int = 0,
         max_running: int | None = None,
@@ -69,14 +70,14 @@ class AsyncLLM:
         """What each step adds to one prompt's outputs; `chunk.output` is live and may be ahead of its chunk.
 
         Args:
-            prompt, sampling_params: as in `LLM.request`. search: as in `LLM.stream`.
+            prompt, sampling_params: as in `LLM.request`. search, retrieval: as in `LLM.stream`.
             owner: whose request it is. Owners take turns, and each gets its share of the engine's time.
             priority: of the owner's requests that wait, the one with the lowest number begins first.
             max_running: outputs of the owner that are decoded at once; the others wait, oldest first. None is all.
         Raises:
             PromptError, ConfigError: at once, before anything runs.
         """
-        request, backend = self.llm.request(prompt, sampling_params, search)
+        request, backend = self.llm.request(prompt, sampling_params, search, retrieval=retrieval)
         integer("priority", priority, -MAX_COUNT)
         if max_running is not None:
             integer("max_running", max_running, 1)
@@ -90,17 +91,18 @@ class AsyncLLM:
         *,
         priority: int = 0,
         search: GivenSearch | None = None,
+        retrieval: GivenRetrieval | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """One prompt's outputs after each step, as `sampling_params.output_kind` says: all so far, what is new, or once
         at the end.
 
         Args:
             priority: of requests that wait, the one with the lowest number begins first.
-            search: as in `LLM.stream`.
+            search, retrieval: as in `LLM.stream`.
         Raises:
             PromptError, ConfigError: at once, before anything runs.
         """
-        return self._begun(prompt, sampling_params, search, priority)
+        return self._begun(prompt, sampling_params, search, retrieval, priority)
 
     def chat(
         self,
@@ -109,6 +111,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         search: GivenSearch | None = None,
+        retrieval: GivenRetrieval | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         allow_special_tokens: bool = False,
         **template: Any,
@@ -118,14 +121,15 @@ class AsyncLLM:
         Args:
             messages: dicts with "role" and "content".
             priority: as in `generate`.
-            search: as in `LLM.stream`. chat_template_kwargs, allow_special_tokens, template: as in `LLM.chat`.
+            search, retrieval: as in `LLM.stream`. chat_template_kwargs, allow_special_tokens, template: as in
+                `LLM.chat`.
         Raises:
             ConfigError, PromptError: at once, before anything runs.
         """
         names = chat_names(AsyncLLM.chat, self.llm.tokenizer, template, chat_template_kwargs)
         names["allow_special_tokens"] = allow_special_tokens
         text, tokens = self.llm.tokenizer.encode_chat(messages, **names)
-        return self._begun(ReadPrompt(text, tokens, []), sampling_params, search, priority)
+        return self._begun(ReadPrompt(text, tokens, []), sampling_params, search, retrieval, priority)
 
     def rollouts(
         self,
@@ -195,10 +199,11 @@ class AsyncLLM:
         prompt: Prompt | ReadPrompt,
         params: SamplingParams | None,
         search: GivenSearch | None,
+        retrieval: GivenRetrieval | None,
         priority: int,
     ) -> AsyncGenerator[RequestOutput]:
         """A request that runs as soon as its outputs are asked for."""
-        request, backend = self.llm.request(prompt, params, search)
+        request, backend = self.llm.request(prompt, params, search, retrieval=retrieval)
         integer("priority", priority, -MAX_COUNT)
         request.priority = priority
         return self._assembled(request, backend)

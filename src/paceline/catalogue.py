@@ -268,6 +268,14 @@ DRAFTERS: Mapping[str, Entry] = {
         ("taps", "a head trained for the target"),
         "EAGLE-3: scaling up inference acceleration of large language models via training-time test (arXiv:2503.01840)",
     ),
+    "dovetail": Entry(
+        "paceline.drafters.heads.dovetail:DovetailDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "trees", "a head trained for the target"),
+        "Dovetail: a CPU/GPU heterogeneous speculative decoding for LLM inference (arXiv:2412.18934)",
+        published={"method": [{"method": "dovetail", "num_speculative_tokens": 6}], "num_speculative_tokens": 16},
+    ),
     "p_eagle": Entry(
         "paceline.drafters.heads.p_eagle:PEagleDrafter",
         "head",
@@ -619,6 +627,19 @@ SEARCHES: Mapping[str, Entry] = {
         ("a smaller model with the target's tokenizer, and a router trained for it",),
         "Arbitrage: Efficient Reasoning via Advantage-Aware Speculation (arXiv:2512.05033)",
     ),
+    "ralm": Entry(
+        "paceline.search.methods.ralm:Ralm",
+        "retrieval",
+        needs=("an index of passages",),
+        paper="Accelerating Retrieval-Augmented Language Model Serving with Speculation (arXiv:2401.14021)",
+    ),
+    "knn_lm": Entry(
+        "paceline.search.methods.knn_lm:KnnLm",
+        "retrieval",
+        needs=("taps", "a store of tokens"),
+        paper="Generalization through Memorization: Nearest Neighbor Language Models (arXiv:1911.00172); RaLMSpec "
+        "(arXiv:2401.14021)",
+    ),
     "backoff": Entry(
         "paceline.search.methods.backoff:BackOff",
         "constraint",
@@ -725,6 +746,7 @@ TRAINERS: Mapping[str, Entry] = {
     "draft_model": Entry(
         "paceline.training.draft_model:DraftModelTrainer", "draft model", paper="FastDraft (arXiv:2411.11055)"
     ),
+    "dovetail": Entry("paceline.training.dovetail:DovetailTrainer", "head", paper="Dovetail (arXiv:2412.18934)"),
     "p_eagle": Entry("paceline.training.p_eagle:PEagleTrainer", "head", paper="P-EAGLE (arXiv:2602.01469)"),
     "falcon": Entry("paceline.training.falcon:FalconTrainer", "head", paper="Falcon (arXiv:2412.12639)"),
     "longspec": Entry("paceline.training.longspec:LongSpecTrainer", "head", paper="LongSpec (arXiv:2502.17421)"),

@@ -72,10 +72,12 @@ from paceline.sampling import draw_seed
 from paceline.search import (
     BeamSearchOutput,
     BeamSearchParams,
+    GivenRetrieval,
     GivenSearch,
     SearchConfig,
     SearchDriver,
     SearchRequest,
+    retrievals_for,
     searches_for,
 )
 from paceline.utils import about_item, check_bar, choice, clear_calls, integer, need, request_bar
@@ -320,6 +322,7 @@ class LLM(metaclass=Named):
         lora_request: None = None,
         priority: Sequence[int] | None = None,
         search: GivenSearch | Sequence[GivenSearch] | None = None,
+        retrieval: GivenRetrieval | Sequence[GivenRetrieval] | None = None,
     ) -> list[RequestOutput]:
         """Decode all prompts to their ends; results in the order of the prompts.
 
@@ -335,6 +338,9 @@ class LLM(metaclass=Named):
             search: a method of search, or a dict with its options: {"method": "beam", "beam_width": 4}
                 (`paceline.search.SearchConfig`); one for all prompts, or a list with one each. The best `n` texts of
                 each prompt are its outputs, each with a score; nothing is drafted. None decodes token by token.
+            retrieval: write with what an index finds while the text goes on: the folder of an index (`paceline
+                retrieval build`), or a dict with it and options of the methods `ralm` and `knn_lm`: {"index": FOLDER,
+                "interval": 4}; one for all prompts, or a list with one each. Not together with `search`.
         Raises:
             PromptError, ConfigError: before anything runs.
         """
@@ -343,7 +349,9 @@ class LLM(metaclass=Named):
         for number, item in enumerate(given):
             with about_item("prompts", number, len(given)):
                 read.append(self._read(item))
-        return self._run(read, sampling_params, use_tqdm, lora_request, search=search, priority=priority)
+        return self._run(
+            read, sampling_params, use_tqdm, lora_request, search=search, retrieval=retrieval, priority=priority
+        )
 
     def _read(self, prompt: Prompt) -> ReadPrompt:
         return read_prompt(prompt, self.tokenizer.encode, self.source)
@@ -356,6 +364,7 @@ class LLM(metaclass=Named):
         lora_request: object,
         *,
         search: GivenSearch | Sequence[GivenSearch] | None,
+        retrieval: GivenRetrieval | Sequence[GivenRetrieval] | None,
         priority: Sequence[int] | None = None,
         argument: str = "prompts",
     ) -> list[RequestOutput]:
@@ -368,7 +377,7 @@ class LLM(metaclass=Named):
         need(lora_request is None, "lora_request", rule, lora_request)
         check_bar(use_tqdm)
         params = self._params(sampling_params, len(prompts))
-        searches = self._searches(search, params)
+        searches = self._searches(search, params, retrieval)
         requests = list[Request]()
         for number, each in enumerate(zip(prompts, params, searches, strict=True)):
             with about_item(argument, number, len(prompts)):
@@ -383,13 +392,17 @@ class LLM(metaclass=Named):
         return results
 
     def _searches(
-        self, given: GivenSearch | Sequence[GivenSearch] | None, params: Sequence[SamplingParams]
+        self,
+        given: GivenSearch | Sequence[GivenSearch] | None,
+        params: Sequence[SamplingParams],
+        retrieval: GivenRetrieval | Sequence[GivenRetrieval] | None,
     ) -> list[SearchConfig] | list[None]:
         """The search of each request with these parameters; of a list, one each."""
-        if given is None:
+        if given is None and retrieval is None:
             return [None] * len(params)
-        self._must_draft("search")
-        configs = searches_for(given, params)
+        need(given is None or retrieval is None, "retrieval", "be left out with search", retrieval)
+        self._must_draft("search" if retrieval is None else "retrieval")
+        configs = searches_for(given, params) if given is not None else retrievals_for(retrieval or {}, params)
         if self.config.exactness == "strict":
             for config in configs:
                 reject_routing(config.method)
@@ -468,6 +481,7 @@ class LLM(metaclass=Named):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: Sequence[int] | None = None,
         search: GivenSearch | Sequence[GivenSearch] | None = None,
+        retrieval: GivenRetrieval | Sequence[GivenRetrieval] | None = None,
         allow_special_tokens: bool = False,
         **template: Any,
     ) -> list[RequestOutput]:
@@ -475,7 +489,7 @@ class LLM(metaclass=Named):
 
         Args:
             messages: dicts with "role" and "content", or lists of such dicts.
-            sampling_params, use_tqdm, lora_request, priority, search: as in `generate`.
+            sampling_params, use_tqdm, lora_request, priority, search, retrieval: as in `generate`.
             chat_template_content_format: "auto": contents go to the template in the form that it takes.
             chat_template_kwargs: names for the template, such as `enable_thinking`.
             allow_special_tokens: what messages spell like special tokens (`<|im_end|>`) becomes them; else it is text,
@@ -499,8 +513,9 @@ class LLM(metaclass=Named):
             with about_item("messages", number, len(talks)):
                 prompts.append(ReadPrompt(*self.tokenizer.encode_chat(talk, **names), []))
         return self._run(
-            prompts, sampling_params, use_tqdm, lora_request, search=search, priority=priority, argument="messages"
-        )
+            prompts, sampling_params, use_tqdm, lora_request, search=search, retrieval=retrieval, priority=priority,
+            argument="messages",
+        )  # fmt: skip
 
     def embed(
         self,
@@ -564,7 +579,12 @@ class LLM(metaclass=Named):
         )
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, search: GivenSearch | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        search: GivenSearch | None = None,
+        retrieval: GivenRetrieval | None = None,
     ) -> Generator[StreamChunk]:
         """Decode one prompt and yield what each step adds.
 
@@ -573,8 +593,9 @@ class LLM(metaclass=Named):
         Args:
             search: as in `generate`. What all texts that are still in question begin with comes as soon as the method
                 can tell, as the beginning of the best one; all else at the end.
+            retrieval: as in `generate`; what is told has been verified.
         """
-        request, backend = self.request(prompt, sampling_params, search)
+        request, backend = self.request(prompt, sampling_params, search, retrieval=retrieval)
         return shaped(backend.stream(request), request.params.output_kind)
 
     def request(
@@ -582,17 +603,19 @@ class LLM(metaclass=Named):
         prompt: Prompt | ReadPrompt,
         sampling_params: SamplingParams | None = None,
         search: GivenSearch | None = None,
+        *,
+        retrieval: GivenRetrieval | None = None,
     ) -> tuple[Request, Backend]:
         """A request, checked and not begun, and what decodes it.
 
         Args:
-            prompt: as in `stream`, or one that was read already. search: as in `generate`.
+            prompt: as in `stream`, or one that was read already. search, retrieval: as in `generate`.
         Raises:
             PromptError, ConfigError: it cannot be decoded.
         """
         self._must_be_open()
         (params,) = self._params(sampling_params, 1)
-        (config,) = self._searches(search, [params])
+        (config,) = self._searches(search, [params], retrieval)
         read = prompt if isinstance(prompt, ReadPrompt) else self._read(one_prompt(prompt))
         request = self._request(read, params, config)
         backend = self._backend_for([request])

@@ -73,6 +73,7 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "eagle2": lambda llm, folder: {"model": head(llm, "eagle")},
     "fspad": lambda llm, folder: {"model": head(llm, "fspad")},
     "eagle3": lambda llm, folder: {"model": head(llm, "eagle3"), "tree_policy": "eagle2"},
+    "dovetail": lambda llm, folder: {"model": head(llm, "dovetail")},
     "p_eagle": lambda llm, folder: {"model": head(llm, "p_eagle"), "tree_width": 2},
     "falcon": lambda llm, folder: {"model": head(llm, "falcon"), "tree_width": 2},
     "longspec": lambda llm, folder: {"model": head(llm, "longspec"), "tree_width": 2},

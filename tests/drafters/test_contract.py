@@ -57,6 +57,17 @@ EAGLE, FSPAD, EAGLE3, P_EAGLE, MTP = (
     for method, tokens, more in EAGLES
 )
 """Those with 9 tokens draft the first ones alone."""
+DOVETAIL_HEAD = HeadConfig(
+    method="dovetail", hidden_size=8, vocab_size=VOCAB, draft_vocab_size=9, layer=LAYER, num_layers=2
+)
+DOVETAIL = written_head(
+    DOVETAIL_HEAD,
+    {
+        name: 0.6 * one if one.is_floating_point() else one
+        for name, one in head_weights(DOVETAIL_HEAD, shared=False).items()
+    },
+)
+"""No norm stands before its rows, so that large weights make small roundings large."""
 PATHS: list[tuple[Any, int, int, dict[str, Any]]] = [
     ("medusa", VOCAB, 2, {"num_heads": 3}),
     ("hydra", 9, 5, {"num_heads": 3, "num_layers": 2}),
@@ -107,7 +118,7 @@ ACCEPTANCE = str(acceptance_head(hidden=8, seed=2).write(Path(mkdtemp(prefix="pa
 """An acceptance head of the toy draft model."""
 HEADS = (
     *(MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, CHIMERA, PPD, PPD_MEANS, MLP, EAGLE, FSPAD, EAGLE3, P_EAGLE, LONGSPEC, MTP),
-    *(DFLASH, DSPARK, DSPARK_RNN, TRANSFER, FALCON, FALCON_3),
+    *(DFLASH, DSPARK, DSPARK_RNN, TRANSFER, FALCON, FALCON_3, DOVETAIL),
 )
 STAND_INS = (ACCEPTANCE, ADAPTER, MUTE, SLOW, TWICE, WHOLE, *HEADS)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
@@ -308,6 +319,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": EAGLE3, "tree_policy": "eagle2", "tree_width": 3},
         {"model": EAGLE3, "tree_policy": "rsd_s"},
     ],
+    "dovetail": [{"model": DOVETAIL}, {"model": DOVETAIL, "tree_policy": "rsd_s", "num_speculative_tokens": 2}],
     "p_eagle": [
         {"model": P_EAGLE},
         {"model": P_EAGLE, "tree_width": 3, "draft_context": None},

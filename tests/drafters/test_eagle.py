@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from benchmarks.stand_ins import written_head
 from paceline import LLM
 from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.heads.dovetail import DovetailDrafter
 from paceline.drafters.heads.eagle import Eagle2Drafter, Eagle3Drafter, EagleDrafter
 from paceline.drafters.heads.falcon import FalconDrafter
 from paceline.drafters.heads.feature_drafts import FeatureState
@@ -34,12 +35,13 @@ PROMPT = [(7 * i) % 500 + 4 for i in range(300)]
 """Longer than the rows of a compiled pass."""
 KINDS: dict[str, Any] = {
     "eagle": EagleDrafter, "eagle2": Eagle2Drafter, "fspad": FspadDrafter, "eagle3": Eagle3Drafter,
-    "p_eagle": PEagleDrafter, "falcon": FalconDrafter,
+    "p_eagle": PEagleDrafter, "falcon": FalconDrafter, "dovetail": DovetailDrafter,
 }  # fmt: skip
 METHODS: dict[str, Any] = {**{name: name for name in KINDS}, "eagle2": "eagle"}
 """Name -> the method of its head."""
 FORMS: dict[str, dict[str, Any]] = {
     "fspad": {"inner_size": 24}, "eagle3": {"taps": (-1, 0, 2)}, "falcon": {"block_size": 2},
+    "dovetail": {"num_layers": 2},
 }  # fmt: skip
 FORMS["p_eagle"] = FORMS["eagle3"] | {"num_layers": 2, "mask_token_id": 9}
 

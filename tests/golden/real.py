@@ -39,7 +39,7 @@ PROMPTS = (
     "to flower, and so plants bear fruit. Where bees vanish, harvests shrink.",
 )
 PREDICTED = "def fibonacci(n):\n    if n <= 1:\n        return n\n    return fibonacci(n-1) + fibonacci(n-2)\n"
-ABSENT = ("diffuspec", "deer", "encdec_draft", "pard", "longspec")
+ABSENT = ("diffuspec", "deer", "encdec_draft", "pard", "longspec", "dovetail")
 NEEDS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     **dict.fromkeys(("draft_model", "pearl", "s2d", "easyspec"), lambda target, folder: {"model": target}),
     **dict.fromkeys(("tli", "slem"), lambda target, folder: {"model": str(BUNDLED / "draft")}),

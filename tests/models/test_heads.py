@@ -32,6 +32,7 @@ INFO = ModelInfo(
 
 
 OF_METHOD: dict[str, dict[str, Any]] = {
+    "dovetail": {"num_layers": 2},
     "p_eagle": {"mask_token_id": 7, "num_layers": 2},
     "longspec": {"sliding_window": 5},
     "falcon": {"block_size": 3},

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,10 +16,12 @@ from paceline.engine import RequestOutput
 from paceline.sampling.logit_rules import AllowedTokens
 from paceline.search import hide_message
 from paceline.search.message import Channel
+from tests.search.indices import Shifting, store_of
 from tests.search.letters import letter_params, searched, texts
 
 GREEDY = 0.0
 SAMPLED = 1.0
+HIDDEN = 256
 
 
 def half(found: Sequence[Any]) -> list[float]:
@@ -42,6 +45,8 @@ SEARCHES: dict[str, tuple[float, dict[str, Any]]] = {
     "gfd": (GREEDY, {"scorer": half}),
     "ead": (GREEDY, {"model": "bundled/draft", "entropy_threshold": 99.0}),
     "arbitrage": (GREEDY, {"model": "bundled/draft", "router": half, "threshold": 0.6, "step_tokens": 2}),
+    "ralm": (GREEDY, {"index": Shifting(), "interval": 1, "query_tokens": 2, "stride": 3}),
+    "knn_lm": (GREEDY, {"index": store_of(np.zeros((2, HIDDEN), np.float32), [1, 2], 0), "stride": 3}),
     "backoff": (GREEDY, {"denied": "no such text"}),
     "paceline.search.message:HideMessage": (SAMPLED, {"data": bytes(3)}),
 }

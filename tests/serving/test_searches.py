@@ -164,6 +164,14 @@ def test_what_is_not_for_clients_is_answered_with_400(searching: Live, search: A
     assert error["param"] in ("search", "temperature")
 
 
+def test_a_server_has_no_index(searching: Live) -> None:
+    for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": [{"role": "user", "content": "a"}]})):
+        assert searching.error(path, **body, retrieval={"index": "/etc"})["param"] == "retrieval"
+    error = searching.error(COMPLETIONS, prompt="a", search={"method": "ralm", "index": "/etc"})
+    assert error["param"] == "search"
+    assert "index" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [

@@ -1,5 +1,5 @@
-"""Models beside the target: drafts of the same or another tokenizer, and rounded copies of the target itself, each
-loaded once, on the device where it is fastest.
+"""Models and heads beside the target: drafts of the same or another tokenizer, rounded copies of the target itself, and
+trained heads, on the device where they are fastest.
 
 A draft's tokens, and above temperature 0 the distributions they were drawn from, are all that crosses between devices;
 so what a level takes on each of them, the way back to the host included, is what decides where a draft runs. It is
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -40,6 +40,8 @@ from paceline.models.heads import DraftExits
 from paceline.models.runners import SourceDraftRunner
 
 logger = logging.getLogger("paceline")
+
+H = TypeVar("H")
 
 AUTO: Final = "auto"
 LEVELS, CONTEXT, REPEATS = 4, 32, 5
@@ -223,6 +225,25 @@ class DraftModels:
                 f"draft model {model!r} cannot run some of its layers alone; use a model of a supported family"
             )
         return runner
+
+    def placed(self, model: str, device: str, load: Callable[[torch.device], H], seconds: Callable[[H], float]) -> H:
+        """See `drafters.base.Models.placed`.
+
+        Raises:
+            ConfigError: no device of this machine. OutOfMemoryError: none has room for it.
+        """
+        where = requested_device(device, self.info.device)
+        if where != AUTO:
+            return load(torch.device(where))
+        made: dict[str, H] = {}
+
+        def timed(name: str) -> float:
+            made[name] = load(torch.device(name))
+            return seconds(made[name])
+
+        placement = place_draft_model(devices_for(self.info.device), timed)
+        logger.log(logging.INFO if placement.seconds else logging.DEBUG, placement.words(model))
+        return made[placement.device] if placement.device in made else load(torch.device(placement.device))
 
     def denoiser(self, model: str, *, device: str | None = None) -> Denoiser:
         """See `drafters.base.Models.denoiser`.

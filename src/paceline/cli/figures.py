@@ -12,7 +12,7 @@ from paceline.utils import shortened
 
 if TYPE_CHECKING:
     from paceline.engine import RequestMetrics, RequestOutput
-    from paceline.search import SearchTree
+    from paceline.search import RetrievalReport, SearchTree
     from paceline.transcriber import DecodingCost
 
 
@@ -32,7 +32,17 @@ def request_figures(output: RequestOutput) -> list[str]:
 def search_figures(search: SearchTree) -> str:
     """What a search computed, and whether its budget ended it."""
     ended = "; its budget ended it" if search.budget_spent else ""
-    return f"{search.method}: {search.num_tokens} tokens in {search.num_passes} passes, {search.seconds:.1f} s{ended}"
+    asked = "" if search.retrieval is None else f"; {retrieval_figures(search.retrieval)}"
+    passes = f"{search.num_tokens} tokens in {search.num_passes} passes, {search.seconds:.1f} s"
+    return f"{search.method}: {passes}{ended}{asked}"
+
+
+def retrieval_figures(retrieval: RetrievalReport) -> str:
+    """How often an index was asked, and how many guesses of what it finds were wrong."""
+    asked = f"index asked {retrieval.searches} times for {retrieval.seconds:.1f} s"
+    if not retrieval.speculated:
+        return asked
+    return f"{asked}, {retrieval.taken_back} of {retrieval.speculated} guesses taken back"
 
 
 def decoding_figures(metrics: RequestMetrics) -> list[str]:

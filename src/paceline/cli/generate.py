@@ -63,6 +63,15 @@ Search = Annotated[
         help='Search for the --n best texts: a method, as beam, or JSON, as {"method": "beam", "beam_width": 4}.',
     ),
 ]
+Retrieval = Annotated[
+    str | None,
+    typer.Option(
+        "--retrieval",
+        metavar="INDEX",
+        help='Write with what an index finds (`paceline retrieval build`): its folder, or JSON, as {"index": FOLDER, '
+        '"interval": 4}.',
+    ),
+]
 ShowTree = Annotated[bool, typer.Option("--tree", help="Draw the branches of a search.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print on standard error what loading, prompt and decoding took.")]
 UnsafeExecution = Annotated[
@@ -84,6 +93,7 @@ def command(
     prediction: Prediction = None,
     as_json: Json = False,
     search: Search = None,
+    retrieval: Retrieval = None,
     show_tree: ShowTree = False,
     stats: Stats = False,
     unsafe_execution: UnsafeExecution = False,
@@ -92,6 +102,7 @@ def command(
     """Continue a prompt with a model; on a terminal, accepted drafts are coloured by drafter."""
     check_sampling(flag_values)
     check_search(search, flag_values, as_json, show_tree, unsafe_execution)
+    check_retrieval(retrieval, search, flag_values)
     source = None if encoder_prompt is None else text_or_file("--encoder-prompt", encoder_prompt)
     text = "" if source is not None and prompt is None and file is None else read_prompt(prompt, file)
     expected = None if prediction is None else text_or_file("--prediction", prediction)
@@ -110,12 +121,12 @@ def command(
     if source is not None:
         what |= {"encoder_prompt": source}
     wanted = None if search is None else searching(search, unsafe_execution)
-    chunks = llm.stream({**what, "prediction": expected}, params, search=wanted)
-    if "max_tokens" in flag_values and search is None:
+    chunks = llm.stream({**what, "prediction": expected}, params, search=wanted, retrieval=retrieval)
+    if "max_tokens" in flag_values and search is None and retrieval is None:
         chunks = with_cut_told(chunks, flag_values["max_tokens"], llm)
     if as_json:
         output = _as_json(chunks)
-    elif search is not None:
+    elif search is not None or retrieval is not None:
         output = show_search(llm, chunks, params.n, show_tree)
     else:
         output = show(chunks) if params.n == 1 else show_all(chunks)
@@ -151,6 +162,18 @@ def check_search(
         raise ConfigError("--unsafe-execution is for programs that --search tries; give --search")
     if search is not None and flag_values.get("speculative_config") not in (None, "null"):
         raise ConfigError("--search drafts nothing; leave --speculative-config out")
+
+
+def check_retrieval(retrieval: str | None, search: str | None, flag_values: Mapping[str, Any]) -> None:
+    """Reject what does not go with retrieval.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if retrieval is not None and search is not None:
+        raise ConfigError("--retrieval and --search write in different ways; give one of them")
+    if retrieval is not None and flag_values.get("speculative_config") not in (None, "null"):
+        raise ConfigError("--retrieval guesses passages and drafts no tokens; leave --speculative-config out")
 
 
 def searching(search: str, unsafe_execution: bool) -> dict[str, Any] | str:

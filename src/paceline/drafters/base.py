@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
 from paceline.errors import DrafterError
 from paceline.models import NO_INPUTS, AddedRows, Inputs
@@ -100,6 +100,9 @@ class Context:
         return self.cache()
 
 
+H = TypeVar("H")
+
+
 class Models(Protocol):
     """Opens models beside the target; each is loaded once for all engines around the target's weights."""
 
@@ -126,6 +129,14 @@ class Models(Protocol):
             layers: the runner must be able to run parts of the stack.
             device: where it runs; "auto" takes the one where its levels take the least time, None the target's.
             group_size: layers of a group that fuzzy passes feed the same state (models.runners.grouped).
+        """
+
+    def placed(self, model: str, device: str, load: Callable[[torch.device], H], seconds: Callable[[H], float]) -> H:
+        """What drafts beside the target, such as a head, on a device.
+
+        Args:
+            model: its name. device: where it runs; "auto" takes the one where its levels take the least time.
+            load: makes it there. seconds: times a level of it.
         """
 
     def denoiser(self, model: str, *, device: str | None = None) -> Denoiser:

@@ -209,6 +209,11 @@ class RequestOutput:
         return len(self.prompt_token_ids) + len(self.encoder_prompt_token_ids or ())
 
     @property
+    def retrieval(self) -> Any | None:
+        """What retrieving took (`paceline.search.RetrievalReport`), of a request with `retrieval`."""
+        return None if self.search is None else self.search.retrieval
+
+    @property
     def finished(self) -> bool:
         return all(output.finished() for output in self.outputs)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from paceline.search.branch import Branch, BranchRows, Found
+from paceline.search.results import RetrievalReport
 from paceline.utils import need
 
 if TYPE_CHECKING:
@@ -49,9 +50,11 @@ class Search(ABC):
         alive: branches that go on; with `found`, what there is where the budget ends early.
         found: texts so far.
         kept: branches that will be asked for later, whose caches stay meanwhile where memory allows.
+        taps: layers whose states it wants beside the rows.
         turns: of the model, in which the search runs. tokenizer: of the model, there when it begins.
         runner: the model, which `steps` may run passes of its own with; it gives back the caches that it opens. models:
             opens others.
+    retrieval: what retrieving took, of a method that does.
     own_rows, own_passes: of such passes, for the budget and the report.
     second_tokens: tokens of the text that another model wrote, and this one has not judged.
     """
@@ -66,6 +69,7 @@ class Search(ABC):
     withheld: ClassVar[frozenset[str]] = frozenset()
     needs_code: ClassVar[bool] = False
     turns: Turns | None = None
+    retrieval: RetrievalReport | None = None
     tokenizer: Tokenizer
     runner: Runner
     models: Models
@@ -75,7 +79,7 @@ class Search(ABC):
         self.alive: list[Branch] = []
         self.found: list[Found] = []
         self.own_rows = self.own_passes = self.second_tokens = 0
-        self.branches = 1
+        self.branches, self.taps = 1, list[int]()
 
     @classmethod
     def check(cls, params: SamplingParams) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.sampling import KeyedDraws, draw_seed
@@ -187,10 +187,18 @@ class BranchRows:
     Attributes:
         logits: (b, v) float32 of the model.
         logprobs: (b, v) float32 log-probabilities, as the request's parameters shape them.
+        taps: layer -> (b, hidden) float32 states behind it, of the layers in `Search.taps`, as `Scores.taps` counts
+            them.
     """
 
     logits: torch.Tensor
     logprobs: torch.Tensor
+    taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+    def at(self, places: slice | Sequence[int]) -> BranchRows:
+        """Those of some of the branches."""
+        taps = {layer: states[places] for layer, states in self.taps.items()}
+        return BranchRows(self.logits[places], self.logprobs[places], taps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from paceline.engine import (
 from paceline.errors import CapabilityError, PacelineError
 from paceline.models import Inputs
 from paceline.registry import ABILITIES
-from paceline.search.branch import BranchRows
 from paceline.search.forest import Forest
 from paceline.search.running import RunningSearch, SearchRequest
 from paceline.utils import described, need
@@ -307,7 +306,9 @@ class SearchDriver:
         while going:
             try:
                 kept = [branch for run in going for branch in run.search.kept]
-                rows, errors = self._forest.rows([branch for run in going for branch in run.asked], [*kept, *roots])
+                taps = sorted({layer for run in going for layer in run.search.taps})
+                asked = [branch for run in going for branch in run.asked]
+                rows, errors = self._forest.rows(asked, [*kept, *roots], taps)
                 break
             except PacelineError as error:
                 widest = max(going, key=lambda run: len(run.asked))
@@ -318,7 +319,7 @@ class SearchDriver:
         for run in going:
             at = slice(start, start + len(run.asked))
             start = at.stop
-            run.send(BranchRows(rows.logits[at], rows.logprobs[at]), errors)
+            run.send(rows.at(at), errors)
         self._settle()
 
     def _settle(self) -> None:

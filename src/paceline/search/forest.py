@@ -53,12 +53,15 @@ class Forest:
         self._shaped: set[Branch] = set()  # those that may have rules
         self._begins: dict[Branch, tuple[str | bytes, ...]] = {}  # of prompts that are read: what they make known
 
-    def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> tuple[BranchRows, Errors]:
+    def rows(
+        self, branches: Sequence[Branch], kept: Sequence[Branch] = (), taps: Sequence[int] = ()
+    ) -> tuple[BranchRows, Errors]:
         """What may follow branches, none of which is named twice: a pass over their last tokens, which are then in
         their caches.
 
         Args:
             kept: branches whose caches stay; those of all others are freed.
+            taps: layers whose states are wanted; not of mixtures.
         Returns:
             Their rows, and the errors of those that hold no distribution (see `shaped`).
         Raises:
@@ -75,16 +78,18 @@ class Forest:
         if not branches:
             return BranchRows(torch.empty(0, 0), torch.empty(0, 0)), {}
         self._make_room(branches)
-        parts = []
+        parts, states = [], {layer: list[torch.Tensor]() for layer in taps}
         for start in range(0, len(branches), MOST_ROWS):
             part = branches[start : start + MOST_ROWS]
             caches = [branch.cache for branch in part]
-            logits = self._logits(part, caches)
+            logits, tapped = self._logits(part, caches, taps)
+            for layer, some in states.items():
+                some.append(tapped[layer].to("cpu", torch.float32, copy=True))
             self._runner.commit(caches, [()] * len(part))
             parts.append(logits.to(torch.float32, copy=True))
         logits = torch.cat(parts).cpu()
         logprobs, errors = self._shape(branches, logits, stay)
-        return BranchRows(logits, logprobs), errors
+        return BranchRows(logits, logprobs, {layer: torch.cat(some) for layer, some in states.items()}), errors
 
     def _shape(
         self, branches: Sequence[Branch], logits: torch.Tensor, stay: Collection[Branch]
@@ -110,11 +115,14 @@ class Forest:
         """That so many tokens take."""
         return 0 if self._memory is None else self._memory.blocks_for(tokens)
 
-    def _logits(self, part: Sequence[Branch], caches: Sequence[SequenceCache]) -> torch.Tensor:
-        """(b, v): one pass, of tokens or, where one of them is a mixture, of embeddings."""
+    def _logits(
+        self, part: Sequence[Branch], caches: Sequence[SequenceCache], taps: Sequence[int]
+    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
+        """(b, v), and states by layer: one pass, of tokens or, where one of them is a mixture, of embeddings."""
         runner, tokens, trees = self._runner, [branch.token for branch in part], [EMPTY_TREE] * len(part)
         if all(branch.mixture is None for branch in part):
-            return runner.score(caches, tokens, trees).logits
+            scores = runner.score(caches, tokens, trees, taps=taps)
+            return scores.logits, scores.taps
         layers, head, embedder = runner, runner, runner
         assert isinstance(layers, RunsLayers)
         assert isinstance(head, HasHead)
@@ -125,8 +133,8 @@ class Forest:
             embeddings = embedder.embed(list(mixture))
             weights = torch.tensor(list(mixture.values()), device=embeddings.device)
             inputs.append((weights @ embeddings.float()).to(embeddings.dtype))
-        result = layers.run_layers(caches, tokens, trees, plan=ALL_LAYERS, hidden=torch.stack(inputs))
-        return head.head(result.states)
+        result = layers.run_layers(caches, tokens, trees, plan=ALL_LAYERS, hidden=torch.stack(inputs), taps=taps)
+        return head.head(result.states), result.taps
 
     def close(self, request_id: str | None = None) -> None:
         """Free the caches of a request's branches, or of all."""

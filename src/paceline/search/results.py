@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from paceline.search.branch import Branch
 
 MOST_NODES: Final = 100_000
 """Of a tree; branches beyond are not noted."""
+
+
+@dataclass(slots=True)
+class RetrievalReport:
+    """What retrieving for a text took.
+
+    Attributes:
+        passages: (token of the text, number in the index) where another passage came before the prompt; None is none.
+        searches: of the index; queries: in them, together. seconds: that the text waited for them.
+        strides: of the rounds, in guesses. speculated: guesses that were made; taken_back: of these, wrong ones and
+            those behind them; tokens_lost: in them.
+    """
+
+    passages: list[tuple[int, int | None]] = field(default_factory=list)
+    searches: int = 0
+    queries: int = 0
+    seconds: float = 0.0
+    strides: list[int] = field(default_factory=list)
+    speculated: int = 0
+    taken_back: int = 0
+    tokens_lost: int = 0
+
+    def note_passage(self, token: int, passage: int | None) -> None:
+        """Another passage, or the same, from a token on."""
+        if not self.passages or self.passages[-1][1] != passage:
+            self.passages.append((token, passage))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "seconds": round(self.seconds, 4)}
 
 
 @dataclass(slots=True)
@@ -22,6 +52,7 @@ class SearchTree:
         num_tokens: rows that were computed for it, `num_passes` passes of the model.
         seconds: from its beginning to its end, other searches of the call beside it.
         budget_spent: whether it was ended early.
+        retrieval: of a method that retrieves.
     """
 
     method: str = ""
@@ -34,6 +65,7 @@ class SearchTree:
     num_passes: int = 0
     seconds: float = 0.0
     budget_spent: bool = False
+    retrieval: RetrievalReport | None = None
 
     def note(self, branch: Branch) -> int:
         """Number of a branch, which is added if it is new; -1 where there is no room."""
@@ -78,4 +110,5 @@ class SearchTree:
             "num_passes": self.num_passes,
             "seconds": round(self.seconds, 4),
             "budget_spent": self.budget_spent,
+            **({} if self.retrieval is None else {"retrieval": self.retrieval.to_dict()}),
         }

@@ -107,7 +107,7 @@ class RunningSearch:
             self._take(lambda: self.steps.throw(BudgetSpentError()))
         else:
             whole = len(self._places) == len(self.asked)
-            mine = rows if whole else BranchRows(rows.logits[self._places], rows.logprobs[self._places])
+            mine = rows if whole else rows.at(self._places)
             self._take(lambda: self.steps.send(mine))
 
     def fail(self, why: str) -> None:
@@ -178,6 +178,7 @@ class RunningSearch:
         request, self.tree.seconds = self.request, perf_counter() - self.start
         self.tree.num_tokens += self.search.own_rows
         self.tree.num_passes += self.search.own_passes
+        self.tree.retrieval = self.search.retrieval
         best = found[: request.params.n]
         self.tree.outputs = [self.tree.note(text.branch) for text in best]
         self.tree.scores = [text.score for text in best]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from paceline import registry
 from paceline.config import SamplingParams
 from paceline.errors import ConfigError
+from paceline.retrieval import opened
 from paceline.search.base import Search
 from paceline.search.running import SearchBudget
 from paceline.utils import integer, json_value, need, number, reject_unknown
@@ -153,6 +155,41 @@ def searches_for(given: GivenSearch | Sequence[GivenSearch], params: Sequence[Sa
     for config, one in zip(configs, params, strict=True):
         config.check(one)
     return configs
+
+
+GivenRetrieval = Mapping[str, Any] | str | Path
+"""The folder of an index, a dict with `index` and options of the method that uses it, or its JSON."""
+
+
+def retrieval_search(given: GivenRetrieval) -> SearchConfig:
+    """The search that writes with what an index finds: `knn_lm` with a store of tokens, `ralm` with passages, unless
+    `method` names another.
+
+    Raises:
+        ConfigError: as `SearchConfig.parse`, or no such index.
+    """
+    read: Any = {"index": given} if isinstance(given, Path) else given
+    if isinstance(read, str):
+        read = json_value("retrieval", read) if read.lstrip().startswith("{") else {"index": read}
+    rule = 'be the folder of an index, or a dict as {"index": FOLDER, "interval": 4}'
+    need(isinstance(read, Mapping) and read.get("index") is not None, "retrieval", rule, given)
+    kind = opened(read["index"]).kind
+    return SearchConfig.parse({"method": "knn_lm" if kind == "knn" else "ralm", **read})
+
+
+def retrievals_for(
+    given: GivenRetrieval | Sequence[GivenRetrieval], params: Sequence[SamplingParams]
+) -> list[SearchConfig]:
+    """The search of each request with these parameters: one for all, or one each.
+
+    Raises:
+        ConfigError: as `retrieval_search`, another number of them, or one that does not go with the parameters.
+    """
+    if isinstance(given, Mapping | str | Path):
+        return searches_for(retrieval_search(given), params)
+    rule = f"be one for all or one per prompt ({len(params)})"
+    need(isinstance(given, Sequence) and len(given) == len(params), "retrieval", rule, given)
+    return searches_for([retrieval_search(one) for one in given], params)
 
 
 BUDGET: Final = ("budget_tokens", "budget_seconds")

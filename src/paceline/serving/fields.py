@@ -131,6 +131,12 @@ TABLE: Final = (
         'give search, as {"method": "beam", "beam_width": 4}',
     ),
     Group(
+        DRAWN,
+        {"retrieval": ()},
+        "this server has no index; retrieve in Python, with LLM.generate(..., retrieval=...)",
+        ignorable=False,
+    ),
+    Group(
         OPENAI,
         {"detokenize": (True,), "spaces_between_special_tokens": (True,)},
         "texts are decoded as the tokenizer does it",

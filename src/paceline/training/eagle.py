@@ -37,7 +37,12 @@ class EagleTrainer(HeadTrainer):
 
     def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 5) -> None:
         super().__init__(config, rows)
-        self.depths, d = depths, config.hidden_size
+        self.depths = depths
+        self.make(config)
+
+    def make(self, config: HeadConfig) -> None:
+        """Make the head's parts."""
+        d = config.hidden_size
         self.fc = nn.Linear(2 * d, d, bias=False)
         self.layers = nn.ModuleList([TrainableDecoderLayer(config.layer, d, d)])
         with torch.no_grad():
@@ -69,27 +74,32 @@ class EagleTrainer(HeadTrainer):
             at, _ = batch.learned(depth + 2)
             yield at, self.logits(state.flatten(0, 1)[at]).argmax(-1)
 
-    def sampled(self, embedded: Tensor, state: Tensor) -> Tensor:
-        """(..., d) what fc reads of states (..., d), beside the embeddings (..., d) of the tokens behind them."""
-        return state
+    def fused(self, embedded: Tensor, states: Tensor) -> Tensor:
+        """(b, t, d) what the first layer reads of embeddings and states (b, t, d)."""
+        made: Tensor = self.fc(torch.cat((embedded, states), -1))
+        return made
+
+    def attended(self, layer: TrainableDecoderLayer, x: Tensor) -> Tensor:
+        """(b, t, d) what a layer's attention reads of its inputs (b, t, d)."""
+        return x
 
     def features(self, states: Tensor) -> Tensor:
         """(..., d) what is aligned with the target's next states, and goes with the next tokens, of states (..., d)
-        behind the layer.
+        behind the layers.
         """
         return states
 
     def _unrolled(self, batch: Batch, state: Tensor) -> Iterator[Tensor]:
-        """(b, t, d) states behind the layer, made of the target's, then of these, and so on; as EAGLE-3's training goes
-        on.
+        """(b, t, d) states behind the layers, made of the target's, then of these, and so on; as EAGLE-3's training
+        goes on.
         """
-        layer, visible = cast(TrainableDecoderLayer, self.layers[0]), batch.visible()
-        kept: list[Keys] = []
+        visible, layers = batch.visible(), cast("list[TrainableDecoderLayer]", list(self.layers))
+        kept: list[list[Keys]] = [[] for _ in layers]
         for depth in range(self.depths):
-            embedded = batch.ahead(batch.embedded, depth + 1)
-            x = self.fc(torch.cat((embedded, self.sampled(embedded, state)), -1))
-            q, keys = layer.read(x, batch.positions + depth)
-            kept.append(keys)
-            behind = layer.finish(x, layer.attend(q, kept[0], kept[1:], visible))
-            yield behind
-            state = self.features(behind)
+            x = self.fused(batch.ahead(batch.embedded, depth + 1), state)
+            for layer, known in zip(layers, kept, strict=True):
+                q, keys = layer.read(self.attended(layer, x), batch.positions + depth)
+                known.append(keys)
+                x = layer.finish(x, layer.attend(q, known[0], known[1:], visible))
+            yield x
+            state = self.features(x)

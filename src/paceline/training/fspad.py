@@ -50,9 +50,9 @@ class FspadTrainer(EagleTrainer):
         eagle = super().config_of(target, layer, draft_vocab_size, depths)
         return replace(eagle, method="fspad", inner_size=WIDER * target.hidden_size)
 
-    def sampled(self, embedded: Tensor, state: Tensor) -> Tensor:
-        chosen = F.silu(self.sampler["gate"](embedded)) * self.sampler["up"](state)
-        return state + self.sampler["down"](chosen)
+    def fused(self, embedded: Tensor, states: Tensor) -> Tensor:
+        chosen = F.silu(self.sampler["gate"](embedded)) * self.sampler["up"](states)
+        return super().fused(embedded, states + self.sampler["down"](chosen))
 
     def features(self, states: Tensor) -> Tensor:
         return states + self.feature_proj(states)

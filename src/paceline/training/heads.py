@@ -264,8 +264,7 @@ class HeadTrainer(Trainer):
     def init(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[HeadTrainer, TargetView]:
         depths = {} if config.depths is None else {"depths": config.depths}
         head_config = cls.config_of(llm.runner.info, layer_of(llm.runner), len(vocabulary), config.depths or 4)
-        if config.taps is not None:
-            head_config = replace(head_config, taps=config.taps)
+        head_config = cls.sized(head_config, config)
         view = TargetView(llm.runner, head_config.taps, vocabulary, keep_bytes=config.feature_cache_bytes)
         head = cls(head_config, view.rows, **depths)
         head.init_from(view)
@@ -279,6 +278,11 @@ class HeadTrainer(Trainer):
         Args:
             layer: `HeadConfig.layer` of a layer like the target's own. depths: as wanted, for methods with a head each.
         """
+
+    @classmethod
+    def sized(cls, head: HeadConfig, config: TrainConfig) -> HeadConfig:
+        """Change the config of a head as the user's settings say."""
+        return head if config.taps is None else replace(head, taps=config.taps)
 
     def init_from(self, view: TargetView) -> None:
         """Copy what the head takes over from the target, such as its embedding; by default nothing."""

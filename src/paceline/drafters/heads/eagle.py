@@ -19,6 +19,7 @@ from paceline.drafters.growth.options import GrowthOptions, with_growth_options
 from paceline.drafters.heads.cached_drafter import CachedHeadDrafter
 from paceline.drafters.heads.feature_drafts import FeatureDrafts, FeatureState
 from paceline.drafters.heads.tapped_states import TappedStates
+from paceline.errors import ConfigError
 from paceline.models import Runner
 from paceline.models.runners import FeatureHead
 from paceline.models.state import NativeCache
@@ -34,8 +35,10 @@ class EagleDrafter(CachedHeadDrafter[FeatureState]):
         model: folder or hub id of the head.
         draft_context: most tokens at the end of a prompt that the head sees, beside all that is generated. Of those
             that the prefix cache holds it sees the last 64 at most. None is the whole prompt, which is then read anew.
+        draft_device: where the head runs: "cpu", "cuda" or "cuda:N", or "auto" for the device of this machine on which
+            a drafted token takes the least time, the way of the target's states there included; None is the target's.
     Raises:
-        ConfigError: a value outside its range, no head.
+        ConfigError: a value outside its range, no head, no device of this machine.
         CheckpointError: a head of another method or for another model.
         CapabilityError: a target that does not give what the head needs, or that scores no trees where some are grown.
     """
@@ -53,17 +56,29 @@ class EagleDrafter(CachedHeadDrafter[FeatureState]):
         *,
         model: str | None = None,
         draft_context: int | None = 1024,
+        draft_device: str | None = None,
         **growth: Unpack[GrowthOptions],
     ) -> None:
         integer("draft_context", 1 if draft_context is None else draft_context, 1)
         name, target = self._configure(args, model, growth)
+        self._device = draft_device
         self.head, self.vocab_size = self._load(name, target, args), args.vocab_size
         self._drafts = self.drafting(self.head, args.vocab_size, args.index)
         self._read(target, self.head.taps, draft_context)
 
     def _load(self, name: str, target: Runner, args: DrafterArgs) -> FeatureHead:
-        """The head of a folder or hub id."""
-        return FeatureHead.load(name, target, self.heads, tokenizer=args.fingerprint)
+        """The head of a folder or hub id, on its device."""
+
+        def on(device: torch.device | None) -> FeatureHead:
+            return FeatureHead.load(name, target, self.heads, tokenizer=args.fingerprint, device=device)
+
+        if self._device is None:
+            return on(None)
+        if args.models is None:
+            raise ConfigError(
+                f"draft_device must be left out where models are not loaded from files, got {self._device!r}"
+            )
+        return args.models.placed(name, self._device, on, lambda head: head.level_seconds(target))
 
     def catch_up(self, states: Sequence[FeatureState]) -> None:
         self._drafts.catch_up([state for state in states if state.knows_its_text])
@@ -91,7 +106,7 @@ class Eagle2Drafter(EagleDrafter):
     """The same head as `eagle`, with the trees of EAGLE-2 where no other policy is named.
 
     Args:
-        model, draft_context: as for `eagle`.
+        model, draft_context, draft_device: as for `eagle`.
     Raises:
         ConfigError, CheckpointError, CapabilityError: as there.
     """
@@ -107,7 +122,7 @@ class Eagle3Drafter(EagleDrafter):
     `tree_policy` "eagle2" makes the paper's trees.
 
     Args:
-        model, draft_context: as for `eagle`.
+        model, draft_context, draft_device: as for `eagle`.
     Raises:
         ConfigError, CheckpointError, CapabilityError: as there.
     """

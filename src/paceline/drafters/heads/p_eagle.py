@@ -19,7 +19,7 @@ class PEagleDrafter(EagleDrafter):
     may be drafted, and are right less often.
 
     Args:
-        model, draft_context: as for `eagle`.
+        model, draft_context, draft_device: as for `eagle`.
     Raises:
         ConfigError, CheckpointError, CapabilityError: as there.
     """

@@ -18,6 +18,7 @@ HeadMethod = Literal[
     "eagle",
     "fspad",
     "eagle3",
+    "dovetail",
     "p_eagle",
     "falcon",
     "longspec",
@@ -37,11 +38,14 @@ ROWS: Final = ("ppd", "hidden_transfer")
 """Methods whose guesses are rows of the target's own passes, with its own head."""
 
 WITH_LAYER: Final = (
-    *("hydra++", "clover", "chimera", "eagle", "fspad", "eagle3", "p_eagle", "falcon", "longspec", "mtp"),
+    *("hydra++", "clover", "chimera", "eagle", "fspad", "eagle3", "dovetail", "p_eagle", "falcon", "longspec", "mtp"),
     *BLOCKS,
 )
-SINGLE: Final = ("eagle", "fspad", "eagle3", "p_eagle", "falcon", "longspec", "mtp")
+SINGLE: Final = ("eagle", "fspad", "eagle3", "dovetail", "p_eagle", "falcon", "longspec", "mtp")
 """Methods with decoder layers, and those of them that have one head, which drafts all tokens."""
+
+DEEP: Final = ("dovetail", "p_eagle")
+"""Those of SINGLE with any number of decoder layers."""
 
 TAPPED: Final = ("eagle3", "p_eagle")
 """Those of EAGLE that read several layers of the target, as BLOCKS do."""
@@ -85,7 +89,7 @@ class HeadConfig:
         num_heads: tokens ahead that have heads of their own (medusa, hydra, clover, chimera, mlp_speculator); 1 for
             the others.
         num_layers: residual blocks of a head (medusa, hydra, clover, chimera), or decoder layers: 1 for eagle, fspad,
-            eagle3, falcon, longspec and mtp, any number for p_eagle, dflash and dspark.
+            eagle3, falcon, longspec and mtp, any number for dovetail, p_eagle, dflash and dspark.
         taps: layers of the target whose states it reads, as a runner numbers them: k is the output of layer k counted
             from 0, -1 the embedding, the number of layers the state after the final norm. None given: the last layer's.
             Of hidden_transfer one for each head, never falling, behind which its pseudo state enters.
@@ -145,7 +149,7 @@ class HeadConfig:
         integer("draft_vocab_size", self.draft_vocab_size, 1, self.vocab_size)
         single = self.method in SINGLE
         integer("num_heads", self.num_heads, 1, 1 if single else MOST)
-        integer("num_layers", self.num_layers, 1, 1 if single and self.method != "p_eagle" else MOST)
+        integer("num_layers", self.num_layers, 1, 1 if single and self.method not in DEEP else MOST)
         for name in SWITCHES:
             need(isinstance(getattr(self, name), bool), name, "be true or false", getattr(self, name))
         self._check_taps()

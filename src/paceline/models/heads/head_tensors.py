@@ -21,7 +21,9 @@
     eagle3          fc (hidden, taps * hidden); layers.0.*, whose q, k and v read [norm(embedding); norm(state)], the
                     first by input_layernorm, the second by hidden_norm; norm; what fc reads may be normed, whole by
                     input_norm (taps * hidden,) or each tap's states by fc_norm.K (hidden,)
-    p_eagle         the same with any number of layers, of which the first one is eagle3's, and mask_hidden (1, 1,
+    dovetail        fusion.state (hidden, hidden) on the state, fusion.token (hidden, hidden) on fusion.norm(embedding),
+                    fusion.gate (hidden, 2 hidden) on both of what these make; layers.N.*
+    p_eagle         as eagle3, with any number of layers, of which the first one is eagle3's, and mask_hidden (1, 1,
                     taps * hidden), what fc reads in the place of states that are not known
     longspec        layers.0.*, whose cross_attn.q_proj and .o_proj, with cross_layernorm before them, attend between
                     self-attention and MLP to the keys and values of the target's last layer
@@ -39,7 +41,7 @@ its layers get them, with the family's multiplier.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final
@@ -72,15 +74,8 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
         return
     yield HeadTensor("head.weight", (v, d), optional=True)
     yield HeadTensor("embed.weight", (config.vocab_size, d), optional=True)
-    if config.method in ("eagle", "fspad", "falcon"):
-        yield from _eagle(config)
-    elif config.method == "mtp":
-        yield from _linear("fc", d, 2 * d)
-        yield from _layer(config, "layers.0.", d, normed=True)
-        for name in ("embed_norm", "state_norm", "norm"):
-            yield HeadTensor(f"{name}.weight", (d,))
-    elif config.method == "longspec":
-        yield from _longspec(config)
+    if config.method in OF_METHOD:
+        yield from OF_METHOD[config.method](config)
     elif config.method in BLOCKS:
         yield from _block(config)
     elif config.method in TAPPED:
@@ -94,8 +89,7 @@ def _eagle(config: HeadConfig) -> Iterator[HeadTensor]:
     d = config.hidden_size
     yield from _gates(d) if config.method == "falcon" else _linear("fc", d, 2 * d)
     yield from _layer(config, "layers.0.", d, normed=False)
-    if not config.normed:
-        yield HeadTensor("norm.weight", (d,), optional=True)
+    yield from _final_norm(config)
     if config.method == "fspad" and config.inner_size:
         for name in ("gate", "up"):
             yield from _linear(f"sampler.{name}", config.inner_size, d)
@@ -133,12 +127,47 @@ def _tapped(config: HeadConfig) -> Iterator[HeadTensor]:
         yield HeadTensor(MASK_HIDDEN, (1, 1, width))
 
 
+def _mtp(config: HeadConfig) -> Iterator[HeadTensor]:
+    d = config.hidden_size
+    yield from _linear("fc", d, 2 * d)
+    yield from _layer(config, "layers.0.", d, normed=True)
+    for name in ("embed_norm", "state_norm", "norm"):
+        yield HeadTensor(f"{name}.weight", (d,))
+
+
+def _final_norm(config: HeadConfig) -> Iterator[HeadTensor]:
+    """The target's, of a head that makes states before it."""
+    if not config.normed:
+        yield HeadTensor("norm.weight", (config.hidden_size,), optional=True)
+
+
+def _dovetail(config: HeadConfig) -> Iterator[HeadTensor]:
+    d = config.hidden_size
+    yield HeadTensor("fusion.norm.weight", (d,))
+    for name, width in (("state", d), ("token", d), ("gate", 2 * d)):
+        yield HeadTensor(f"fusion.{name}.weight", (d, width))
+    for layer in range(config.num_layers):
+        yield from _layer(config, f"layers.{layer}.", d, normed=True)
+    yield from _final_norm(config)
+
+
 def _longspec(config: HeadConfig) -> Iterator[HeadTensor]:
     d, q = config.hidden_size, config.layer["num_attention_heads"] * config.head_dim
     yield from (one for one in _layer(config, "layers.0.", d, normed=True) if "_norm." not in one.name)
     yield HeadTensor("layers.0.cross_layernorm.weight", (d,))
     yield from _linear("layers.0.cross_attn.q_proj", q, d)
     yield from _linear("layers.0.cross_attn.o_proj", d, q)
+
+
+OF_METHOD: Final[Mapping[str, Callable[[HeadConfig], Iterator[HeadTensor]]]] = {
+    "eagle": _eagle,
+    "fspad": _eagle,
+    "falcon": _eagle,
+    "mtp": _mtp,
+    "dovetail": _dovetail,
+    "longspec": _longspec,
+}
+"""What single heads have beside vocabulary and rows, by method."""
 
 
 def drafted_rows(name: str) -> bool:

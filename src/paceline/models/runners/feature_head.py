@@ -23,8 +23,16 @@ stands in the place of a state (`Mask`): masks behind a text predict one token e
 Falcon is an EAGLE-1 of which an input's state is that of the token k places further on (`unit`). Inputs come k at a
 time, each of which sees its whole unit, and an LSTM (models.layers.gates) makes one state of [embedding; state].
 
-Source: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840), P-EAGLE (arXiv:2602.01469), Falcon (arXiv:2412.12639);
-FSPAD (arXiv:2408.15562, no public code), of which the residual feature_proj is our reading.
+Dovetail's is an EAGLE-1 of one layer or more that weighs state f and embedding e against each other: with h1 = W1 f,
+h2 = SiLU(W2 norm(e)) and z = sigmoid(Wz [h1; h2]), the layers read z h1 + (1 - z) h2.
+
+A head may run on another device than its target, for which it was made: then it has copies of what it takes from the
+target, the embedding and the rows of its head, so that states of tokens are all that goes over to it (`Crossing`), and
+what was drafted all that comes back.
+
+Source: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840), P-EAGLE (arXiv:2602.01469), Falcon (arXiv:2412.12639),
+Dovetail (arXiv:2412.18934); FSPAD (arXiv:2408.15562, no public code), of which the residual feature_proj is our
+reading.
 """
 
 from __future__ import annotations
@@ -32,13 +40,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from time import perf_counter
+from typing import Final, Protocol
 
 import torch
 from torch.nn import functional as F
 
 from paceline.errors import CheckpointError
-from paceline.models.base import PassResult, Runner
+from paceline.models.base import ModelInfo, PassResult, Runner
 from paceline.models.heads.head_config import TAPPED, HeadConfig
 from paceline.models.heads.head_files import read_head
 from paceline.models.heads.head_tensors import MASK_HIDDEN
@@ -51,7 +60,7 @@ from paceline.models.runners.native import NativeRunner
 from paceline.models.runners.state_layer import UNUSED, layer_spec, state_layer
 from paceline.models.spec import ModelSpec, attention_shape
 from paceline.models.state.cache import NativeCache
-from paceline.tree import TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,33 @@ class MakesInputs(Protocol):
 
     def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> LayerInputs:
         """The inputs of embeddings (r, hidden) and states (r, hidden): `joined` ones, or the head's own."""
+
+
+AT_ONCE: Final = 4096
+"""Embeddings that are copied at once."""
+
+LEVELS, REPEATS = 4, 5
+"""Of a timed draft, and how often it is timed; the least time counts."""
+
+
+@dataclass(slots=True)
+class Crossing:
+    """The way of the target's states to a head.
+
+    Attributes:
+        device: of the head. tensors, bytes: that went over to another device so far.
+    """
+
+    device: torch.device
+    tensors: int = 0
+    bytes: int = 0
+
+    def over(self, states: torch.Tensor) -> torch.Tensor:
+        """The states on the head's device."""
+        if states.device == self.device:
+            return states
+        self.tensors, self.bytes = self.tensors + 1, self.bytes + states.nbytes
+        return states.to(self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,39 +152,69 @@ class FeatureHead:
     Attributes:
         taps, tokens, mask, unit: as of `HeadParts`.
         runner: its layer, for its caches and their memory.
+        crossing: the way of the target's states here.
     """
 
     def __init__(self, parts: HeadParts) -> None:
         self._parts, self.taps, self.tokens, self.runner = parts, parts.taps, parts.tokens, parts.layer
-        self.mask, self.unit = parts.mask, parts.unit
+        self.mask, self.unit, self.crossing = parts.mask, parts.unit, Crossing(parts.layer.info.device)
         self.open, self.fork = self.runner.open, self.runner.fork
         self.truncate, self.release = self.runner.truncate, self.runner.release
         self.commit = self.runner.commit
 
     @classmethod
     def load(
-        cls, head: str | Path, target: Runner, methods: Sequence[str], *, tokenizer: Callable[[], str] = str
+        cls,
+        head: str | Path,
+        target: Runner,
+        methods: Sequence[str],
+        *,
+        tokenizer: Callable[[], str] = str,
+        device: torch.device | None = None,
     ) -> FeatureHead:
         """The EAGLE head in a folder, or of a hub id.
 
         Args:
             methods: what it may be. tokenizer: as of `read_head`.
+            device: where it runs; None is the target's.
         Raises:
             CheckpointError: as `read_head`, a head of another method, or one that reads states before the target's
                 final norm and has no norm for its own head.
             CapabilityError: it takes embeddings or the head from a target that cannot give them.
         """
-        config, weights = read_head(head, target.info, tokenizer=tokenizer)
+        info = target.info if device is None else replace(target.info, device=device)
+        config, weights = read_head(head, info, tokenizer=tokenizer)
         if config.method not in methods:
             raise CheckpointError(
                 f"the head {head} is of method {config.method!r}, not {' or '.join(map(repr, methods))}; name that one"
             )
-        return cls(eagle_parts(config, weights, target, name=str(head)))
+        if info.device != target.info.device:
+            _copy_from_target(config, weights, target, info, name=str(head))
+        return cls(eagle_parts(config, weights, target, name=str(head), info=info))
 
     @torch.inference_mode()
     def joined(self, states: torch.Tensor) -> torch.Tensor:
-        """(r, hidden) what the layer takes for the target's states (r, taps * hidden)."""
-        return self._parts.inputs.joined(states)
+        """(r, hidden) what the layer takes for the target's states (r, taps * hidden), which come over from its
+        device.
+        """
+        return self._parts.inputs.joined(self.crossing.over(states))
+
+    def level_seconds(self, target: Runner) -> float:
+        """Seconds of a drafted token, the way of the target's state here and that of the token to the host included."""
+        info, tensors, read = target.info, self.crossing.tensors, self.crossing.bytes
+        state = torch.zeros(1, len(self.taps) * info.hidden_size, device=info.device, dtype=info.dtype)
+        times = []
+        for _ in range(1 + REPEATS):  # the first one warms up
+            cache = self.open()
+            begin = perf_counter()
+            for _ in range(LEVELS):
+                result = self.step([cache], [EMPTY_TREE], [0], tokens=[0], states=self.joined(state), picked=[0])
+                int(result.logits[0].argmax())
+                self.commit([cache], [()])
+            times.append(perf_counter() - begin)
+            self.release(cache)
+        self.crossing.tensors, self.crossing.bytes = tensors, read
+        return min(times[1:]) / LEVELS
 
     @torch.inference_mode()
     def step(
@@ -189,16 +255,37 @@ class FeatureHead:
         return PassResult(parts.to_logits(rows), result.states)
 
 
-def eagle_parts(config: HeadConfig, weights: Weights, target: Runner, *, name: str) -> HeadParts:
+@torch.inference_mode()
+def _copy_from_target(config: HeadConfig, weights: Weights, target: Runner, info: ModelInfo, *, name: str) -> None:
+    """Add what the head would take from its target in every step, on the head's own device.
+
+    Args:
+        info: of the target, with the head's device.
+    Raises:
+        CapabilityError: the target cannot give it.
+    """
+    if "embed.weight" not in weights:
+        embed, size = embedding_of(None, target, name), config.vocab_size
+        parts = [embed(list(range(start, min(start + AT_ONCE, size)))) for start in range(0, size, AT_ONCE)]
+        weights["embed.weight"] = torch.cat([part.to(info.device) for part in parts])
+    if "head.weight" not in weights:
+        known = weights.get("draft_to_target", torch.arange(config.vocab_size))
+        rows = target_rows(head_of(target, name), target.info, known.to(target.info.device))
+        weights["head.weight"] = rows.to(info.device)
+
+
+def eagle_parts(
+    config: HeadConfig, weights: Weights, target: Runner, *, name: str, info: ModelInfo | None = None
+) -> HeadParts:
     """An EAGLE head.
 
     Args:
-        weights: by the names of `tensors_of`, on the target's device; taken out as they are packed.
-        name: of the head, for messages.
+        weights: by the names of `tensors_of`, on the head's device; taken out as they are packed.
+        name: of the head, for messages. info: of the target, with the head's device; None is the target's own.
     Raises:
         CapabilityError, CheckpointError: as `FeatureHead.load`.
     """
-    info, tokens = target.info, weights.pop("draft_to_target", None)
+    info, tokens = info or target.info, weights.pop("draft_to_target", None)
     embed = embedding_of(weights.pop("embed.weight", None), target, name)
     head_weight = own_head_rows(weights, target, tokens, name=name)
     if head_weight is not None and not config.normed and "norm.weight" not in weights:
@@ -207,7 +294,7 @@ def eagle_parts(config: HeadConfig, weights: Weights, target: Runner, *, name: s
         )
     rows = UNUSED if head_weight is None else config.draft_vocab_size
     spec = layer_spec(config, weights, "layers.0.", rows, layers=config.num_layers)
-    inputs = _eagle3_inputs(weights, spec, config) if config.method in TAPPED else _eagle_inputs(weights, config)
+    inputs = _inputs_of(config, weights, spec)
     mask = None
     if config.mask_token_id is not None:
         mask = Mask(config.mask_token_id, _joined(inputs, weights.pop(MASK_HIDDEN).view(1, -1)))
@@ -232,6 +319,13 @@ def _fspad_parts(eagle: HeadParts, weights: Weights) -> HeadParts:
 def _taken(weights: Weights, name: str) -> Map:
     """The linear layer of that name."""
     return make_linear(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None), row_invariant=False)
+
+
+def _inputs_of(config: HeadConfig, weights: Weights, spec: ModelSpec) -> MakesInputs:
+    """What makes the inputs of the layers; its weights are taken out."""
+    if config.method == "dovetail":
+        return _fused_inputs(weights, spec.norm_eps)
+    return _eagle3_inputs(weights, spec, config) if config.method in TAPPED else _eagle_inputs(weights, config)
 
 
 @torch.inference_mode()
@@ -291,6 +385,21 @@ class _Sampler:
         return self._then(embedded, sampled)
 
 
+class _FusedInputs:
+    """State and embedding, weighed against each other by a gate."""
+
+    def __init__(self, state: Map, norm: Map, token: Map, gate: Map) -> None:
+        self._state, self._norm, self._token, self._gate = state, norm, token, gate
+
+    def joined(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> LayerInputs:
+        h1, h2 = self._state(states), F.silu(self._token(self._norm(embedded)))
+        z = self._gate(torch.cat((h1, h2), 1)).sigmoid()
+        return LayerInputs(z * h1 + (1 - z) * h2)
+
+
 class _Eagle3Inputs:
     """The state, normed here where attention is added to the normed one, and what the normed embedding adds to queries,
     keys and values.
@@ -319,6 +428,13 @@ def _gates(weights: Weights, layer: int) -> Map:
     biases = [counting(weights.pop(name)) for name in names if name in weights]
     bias = torch.stack(biases).sum(0) if biases else None
     return make_linear(counting(weights.pop(f"lstm.weight_ih_l{layer}")), bias, row_invariant=False)
+
+
+def _fused_inputs(weights: Weights, eps: float) -> _FusedInputs:
+    state, token, gate = (
+        make_linear(weights.pop(f"fusion.{name}.weight"), row_invariant=False) for name in ("state", "token", "gate")
+    )
+    return _FusedInputs(state, make_norm(weights.pop("fusion.norm.weight"), eps), token, gate)
 
 
 def _eagle3_inputs(weights: Weights, spec: ModelSpec, config: HeadConfig) -> MakesInputs:

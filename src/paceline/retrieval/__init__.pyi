@@ -1,0 +1,13 @@
+from .base import Hits as Hits
+from .base import Index as Index
+from .base import LocalCache as LocalCache
+from .base import PassageIndex as PassageIndex
+from .bm25 import Bm25Index as Bm25Index
+from .folder import facts_of as facts_of
+from .folder import open_index as open_index
+from .folder import opened as opened
+from .passages import passages_of as passages_of
+from .stride import StrideScheduler as StrideScheduler
+from .token_store import TokenStore as TokenStore
+from .vectors import DenseIndex as DenseIndex
+from .vectors import VectorSearch as VectorSearch
