@@ -40,9 +40,10 @@ class FspadTrainer(EagleTrainer):
         super().__init__(config, rows, depths)
         d, wide = config.hidden_size, config.inner_size or config.hidden_size
         sizes = {"gate": (d, wide), "up": (d, wide), "down": (wide, d)}
-        self.sampler = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
+        linear = {name: nn.Linear(*size, bias=False) for name, size in sizes.items()}
+        self.sampler = nn.ModuleDict(linear)
         self.feature_proj = nn.Linear(d, d, bias=False)
-        nn.init.zeros_(self.sampler["down"].weight)
+        nn.init.zeros_(linear["down"].weight)
         nn.init.zeros_(self.feature_proj.weight)
 
     @classmethod
@@ -52,7 +53,8 @@ class FspadTrainer(EagleTrainer):
 
     def fused(self, embedded: Tensor, states: Tensor) -> Tensor:
         chosen = F.silu(self.sampler["gate"](embedded)) * self.sampler["up"](states)
-        return super().fused(embedded, states + self.sampler["down"](chosen))
+        sampled: Tensor = states + self.sampler["down"](chosen)
+        return super().fused(embedded, sampled)
 
     def features(self, states: Tensor) -> Tensor:
         return states + self.feature_proj(states)
