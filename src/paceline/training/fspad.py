@@ -57,4 +57,5 @@ class FspadTrainer(EagleTrainer):
         return super().fused(embedded, sampled)
 
     def features(self, states: Tensor) -> Tensor:
-        return states + self.feature_proj(states)
+        aligned: Tensor = states + self.feature_proj(states)
+        return aligned
