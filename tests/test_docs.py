@@ -60,11 +60,19 @@ def build(docs: Path, site: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
+    """The site with two broken links more, and the warnings."""
     folder = tmp_path_factory.mktemp("site")
-    assert build(ROOT / "docs", folder) == []
-    yield folder
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    with (folder / "docs" / "strict.md").open("a", encoding="utf-8") as page:
+        page.write("\n[nowhere](nowhere.md) [no such part](exactness.md#nowhere)\n")
+    yield folder / "site", build(folder / "docs", folder / "site")
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def site(built: tuple[Path, list[str]]) -> Path:
+    return built[0]
 
 
 @needs_mkdocs
@@ -86,12 +94,8 @@ def test_the_site_fetches_nothing(site: Path) -> None:
 
 
 @needs_mkdocs
-def test_a_broken_link_is_a_warning(tmp_path: Path) -> None:
-    docs = tmp_path / "docs"
-    shutil.copytree(ROOT / "docs", docs)
-    with (docs / "strict.md").open("a", encoding="utf-8") as page:
-        page.write("\n[nowhere](nowhere.md) [no such part](exactness.md#nowhere)\n")
-    found = build(docs, tmp_path / "site")
+def test_broken_links_are_warnings_and_there_are_no_others(built: tuple[Path, list[str]]) -> None:
+    _, found = built
     assert len(found) == 2
     assert all("nowhere" in warning for warning in found)
 

@@ -422,18 +422,23 @@ def test_that_rule_catches_private_names_of_others() -> None:
 # ------------------------------------------------------------------------------------------------ others
 
 
-def of_tests(tree: ast.Module) -> set[str]:
-    """Modules of the test suite that a script imports."""
+@cache
+def names_of_tests() -> set[str]:
+    """Of all that a script could import of the test suite."""
     names = {path.relative_to(ROOT / "tests").parts[0].removesuffix(".py") for path in modules(ROOT / "tests")}
     names -= {path.parent.name for path in ROOT.glob("*/__init__.py")}  # tested, and no part of the tests
-    names -= {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    return names - {path.stem for path in (ROOT / "benchmarks").glob("*.py")} | {"tests"}
+
+
+def of_tests(tree: ast.Module) -> set[str]:
+    """Modules of the test suite that a script imports."""
     found = set()
     for node in nodes(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             found.add((node.module or "").split(".")[0])
-    return found & (names | {"tests"})
+    return found & names_of_tests()
 
 
 def test_benchmarks_import_nothing_from_the_tests() -> None:

@@ -113,10 +113,14 @@ def imported(source: str) -> set[str]:
         for alias in node.names
     }
     packages = {called: name for name, called in names.items()}
-    reads = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    reads = [
+        (node.value.id, node.attr)
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    ]
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     named = {text.replace(":", ".") for text in texts if re.fullmatch(r"paceline[\w.]*:\w+", text)}
-    return named | names.keys() | {f"{packages.get(ast.unparse(node.value))}.{node.attr}" for node in reads}
+    return named | names.keys() | {f"{packages.get(value)}.{name}" for value, name in reads}
 
 
 def test_what_a_package_publishes_has_a_user_beside_the_tests() -> None:

@@ -87,7 +87,7 @@ def run(llm: LLM, monkeypatch: pytest.MonkeyPatch, few: None) -> Run:
 
 
 def test_cheap_drafts_are_chosen_and_the_profile_says_so(run: Run) -> None:
-    found = run(budget=1100.0)
+    found = run(budget=700.0)
     assert found.chosen == found.best
     assert found.gain is not None
     assert 1.0 < found.gain.low <= found.gain.median <= found.gain.high
@@ -121,7 +121,7 @@ def test_dear_drafts_lose_to_copying(run: Run) -> None:
 
 def test_wrong_outputs_are_rejected(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     believe_chains(monkeypatch)
-    found = run(budget=1100.0)
+    found = run(budget=700.0)
     fixed = {"ngram, 5 tokens", "draft_model (draft), 5 tokens", "ngram + draft_model (draft), 5 tokens"}
     assert fixed <= set(found.rejected)  # those with controller auto may have drafted nothing, which is right
     assert all("differs from plain decoding" in why for why in found.rejected.values())
@@ -130,7 +130,7 @@ def test_wrong_outputs_are_rejected(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_draft_that_cannot_be_loaded_is_rejected_and_the_others_go_on(run: Run, tmp_path: Path) -> None:
-    found = run(drafts=[DRAFT, str(tmp_path / "none")], budget=1100.0)
+    found = run(drafts=[DRAFT, str(tmp_path / "none")], budget=700.0)
     assert any("cannot run" in why for why in found.rejected.values())
     assert found.best is not None
     assert str(tmp_path) not in str(found.best.config)
@@ -189,7 +189,7 @@ def test_an_interrupt_in_the_confirmation_keeps_the_best(run: Run, monkeypatch: 
         if sum(one.startswith("measuring") for one in seen) == MIN_PAIRS + 3:
             raise KeyboardInterrupt
 
-    found = run(progress=progress, budget=1100.0)
+    found = run(progress=progress, budget=700.0)
     assert found.interrupted
     assert not found.in_search
     assert found.gain is not None
@@ -205,15 +205,15 @@ def test_a_budget_is_kept_by_shorter_runs_and_an_early_end_of_the_search(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = ["One day, a little girl named Lily", "Once upon a time there was a"]  # texts of 96 tokens and more
-    kept = run(budget=800.0, max_tokens=96, prompts=prompts)
-    assert (kept.asked_tokens, kept.budget) == (96, 800.0)
+    kept = run(budget=400.0, max_tokens=96, prompts=prompts)
+    assert (kept.asked_tokens, kept.budget) == (96, 400.0)
     assert kept.max_tokens is not None
     assert LEAST_TOKENS <= kept.max_tokens < 40
-    assert kept.seconds < 1.3 * 800
+    assert kept.seconds < 1.3 * 400
     for hook in ("shorten", "hurry"):
         monkeypatch.setattr(f"paceline.tune.tuning.TuningTrial.{hook}", lambda *_: None)
-    late = run(budget=800.0, max_tokens=96, prompts=prompts)
-    assert (late.max_tokens, late.seconds > 1.3 * 800) == (96, True)
+    late = run(budget=400.0, max_tokens=96, prompts=prompts)
+    assert (late.max_tokens, late.seconds > 1.3 * 400) == (96, True)
 
 
 def test_a_short_budget_tries_the_most_promising_only(run: Run) -> None:
@@ -241,7 +241,7 @@ def test_threads_are_tried_and_given_back(run: Run, monkeypatch: pytest.MonkeyPa
     calls: list[int] = []
     monkeypatch.setattr("paceline.tune.tuning.set_threads", calls.append)
     monkeypatch.setattr("paceline.tune.tuning.thread_counts", lambda now, cores, device: [now, 7])
-    found = run(budget=1100.0, max_tokens=4)
+    found = run(budget=700.0, max_tokens=4)
     assert 7 in calls
     assert calls[-1] == found.threads == torch.get_num_threads()
     assert "off, 7 threads" in found.settings

@@ -80,7 +80,7 @@ class Curve:
     @property
     def measured(self) -> int:
         """The largest number of rows with a point; 0 without any."""
-        return max(self.points, default=0)
+        return next(reversed(self.points), 0)
 
     def table(self, rows: int, *, hopeful: bool = False) -> list[float]:
         """Seconds for 0 to `rows` rows; 0 rows take as long as 1. Without any point a pass of 1 row is the unit.
@@ -89,11 +89,11 @@ class Curve:
             hopeful: grid points between measured ones that were not measured cost what the one before them does, so
                 that whoever looks for the best number of rows tries them; three steps put that right.
         """
-        points = self.points or {1: 1.0}
+        points, measured = self.points or {1: 1.0}, self.measured
         at, high = next(iter(points.items()))
         prices = [high] * (at + 1)
         for point in sorted({*points, *GRID}) if hopeful else points:
-            if at < point <= self.measured:
+            if at < point <= measured:
                 seconds = max(points.get(point, high), high)
                 prices += [high + (seconds - high) * i / (point - at) for i in range(1, point - at + 1)]
                 at, high = point, seconds

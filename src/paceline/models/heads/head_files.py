@@ -169,15 +169,18 @@ def stored_tensors(checkpoint: Checkpoint, names: Mapping[str, str], folder: Pat
     """Tensors by their canonical names, from those that they are stored by."""
     from safetensors import safe_open
 
-    tensors = {}
+    files: dict[Path, dict[str, str]] = {}
     for stored, name in names.items():
         entry, wanted = checkpoint.entries[stored], ("I64",) if name == "draft_to_target" else FLOATS
         if entry.dtype not in wanted:
             raise UnsupportedModelError(
                 f"{folder}: {stored} is stored as {entry.dtype}, a head's are {' or '.join(wanted)}; write it again"
             )
-        with safe_open(entry.file, framework="pt", device="cpu") as file:
-            tensors[name] = file.get_tensor(stored)
+        files.setdefault(entry.file, {})[stored] = name
+    tensors: dict[str, torch.Tensor] = {}
+    for path, stored_in in files.items():
+        with safe_open(path, framework="pt", device="cpu") as file:
+            tensors |= {name: file.get_tensor(stored) for stored, name in stored_in.items()}
     return tensors
 
 
