@@ -1,8 +1,8 @@
 """Passes that leave out layers, or thoughts, beside the whole model: departures, distance, right answers, and speed.
 
 usage: skipping.py --data FOLDER --made FOLDER [--model smollm2] [--part train|layers|thoughts] [--prompts 12]
-                   [--learned 400] [--steps 300] [--rows 4] [--tokens 96] [--seconds 720] [--threads 2] [--only NAME,...]
-                   [--name skipping]
+                   [--learned 400] [--steps 300] [--rows 4] [--tokens 96] [--seconds 720] [--threads 2]
+                   [--only NAME,...] [--name skipping]
 
 "train" has the model answer GSM8K's training problems, and teaches with these answers, into --made: adapters of Unified
 Layer Skipping for speed-ups of 1.5 and 2, and corrections of LoRA-Drop for a quarter and a half of the layers with
