@@ -1,8 +1,8 @@
 """Passes that leave out layers, or thoughts, beside the whole model: departures, distance, right answers, and speed.
 
 usage: skipping.py --data FOLDER --made FOLDER [--model smollm2] [--part train|layers|thoughts] [--prompts 12]
-                   [--learned 400] [--steps 300] [--tokens 96] [--seconds 720] [--threads 2] [--only NAME,...]
-                   [--name skipping]
+                   [--learned 400] [--steps 300] [--rows 4] [--tokens 96] [--seconds 720] [--threads 2]
+                   [--only NAME,...] [--name skipping]
 
 "train" has the model answer GSM8K's training problems, and teaches with these answers, into --made: adapters of Unified
 Layer Skipping for speed-ups of 1.5 and 2, and corrections of LoRA-Drop for a quarter and a half of the layers with
@@ -84,8 +84,10 @@ def messages(question: str, answer: str | None = None) -> list[dict[str, str]]:
 
 
 def taught(given: argparse.Namespace, llm: LLM, name: str, method: str, data: Path, **options: Any) -> None:
-    """Train one thing, where it is not there."""
-    fitting = Fitting(steps=given.steps, batch_rows=4, row_tokens=384, eval_steps=100, warmup_steps=20)
+    """Train one thing; what was trained is there already."""
+    if given.only and name not in given.only.split(","):
+        return
+    fitting = Fitting(steps=given.steps, batch_rows=given.rows, row_tokens=384, eval_steps=100, warmup_steps=20)
     config = training_config(method=method, data=(data,), texts=True, held_out_share=0.05, fitting=fitting, **options)
     done = train(llm, config, given.made / name)
     before, after = done.curve.judged[0].acceptance[0], done.test.acceptance[0]
@@ -284,10 +286,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--learned", type=int, default=400, help="answers that are learned (%(default)s)")
     parser.add_argument("--steps", type=int, default=300, help="of each training (%(default)s)")
+    parser.add_argument("--rows", type=int, default=4, help="of 384 tokens, in a step (%(default)s)")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--seconds", type=float, default=720.0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="", help="settings beside the whole model")
+    parser.add_argument("--only", default="", help="settings beside the whole model; of train, what to make")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     parser.add_argument("--name", default="skipping")
     given = parser.parse_args()

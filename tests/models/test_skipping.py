@@ -330,6 +330,7 @@ def test_what_cannot_skip_is_refused(model: LlamaForCausalLM, adapter: Path, tmp
 
 
 def test_layers_that_are_dropped_lie_between_the_first_and_the_last() -> None:
+    assert droppable(30, 0.5) == tuple(range(14, 29))
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         found = droppable(30, share)
         assert len(found) == len(set(found)) == min(28, round(30 * share))

@@ -5,13 +5,13 @@ Keys keep their true positions, with gaps between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import numpy as np
 import torch
 
 from paceline.models.attention.kv_selection import KVSelection, attend_rows, slots_of
-from paceline.models.attention.segments import Segment
+from paceline.models.attention.segments import Bools, Segment
 from paceline.models.attention.tree_attention import Masks, SequenceStep, WritingStep
 from paceline.models.spec import AttentionShape
 from paceline.models.state.arena import Arena
@@ -30,11 +30,11 @@ class Gaps(KVSelection):
 
     def __init__(self) -> None:
         self.layers: frozenset[int] = frozenset()
-        self._runs_all: Callable[[int], bool] = bool
+        self._every = 1
 
-    def follow(self, layers: Collection[int], runs_all: Callable[[int], bool]) -> None:
-        """Say which layers these are, and whether a row so many positions behind the border has run them."""
-        self.layers, self._runs_all = frozenset(layers), runs_all
+    def follow(self, layers: Collection[int], every: int) -> None:
+        """Say which layers these are, and that the first of every so many rows behind the border has run them."""
+        self.layers, self._every = frozenset(layers), every
 
     def cache(self, arena: Arena, prompt_length: int) -> SkippingCache:
         """See `KVSelection`."""
@@ -42,17 +42,23 @@ class Gaps(KVSelection):
 
     def step(self, shape: AttentionShape, masks: Masks, segment: Segment) -> WritingStep:
         """See `KVSelection`."""
-        seen = self.seen(segment)
-        return SequenceStep(shape, masks, segment) if seen.all() else GapStep(self, shape, masks, segment, seen)
+        if (seen := self.gaps_before(segment)) is None:
+            return SequenceStep(shape, masks, segment)
+        return GapStep(self, shape, masks, segment, seen)
 
-    def seen(self, segment: Segment) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def gaps_before(self, segment: Segment) -> Bools | None:
+        """As `seen`; None where nothing is lacking, or the rows themselves leave these layers out."""
+        seen = self.seen(segment)
+        return None if seen.all() or not seen[segment.cache.length + segment.done] else seen
+
+    def seen(self, segment: Segment) -> Bools:
         """(length + slots,) whether the committed positions, then the inputs, have keys in these layers."""
         cache = segment.cache
         places = np.concatenate((np.arange(cache.length), cache.length + segment.depths))
         if not self.layers or not isinstance(cache, SkippingCache) or cache.border is None:
             return np.ones(len(places), np.bool_)
         behind = places - cache.border
-        return np.array([one < 0 or self._runs_all(one) for one in behind.tolist()], np.bool_)
+        return (behind < 0) | (behind % self._every == 0)
 
 
 class GapStep:
@@ -64,7 +70,7 @@ class GapStep:
         shape: AttentionShape,
         masks: Masks,
         segment: Segment,
-        seen: np.ndarray[tuple[int], np.dtype[np.bool_]],
+        seen: Bools,
     ) -> None:
         self._gaps, self._shape, self._arena = gaps, shape, segment.cache.arena
         self._whole, length = SequenceStep(shape, masks, segment), segment.cache.length

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.models.attention.segments import Segment, first_in_window
+from paceline.models.attention.segments import Bools, Segment, first_in_window
 from paceline.models.cpu.pages import address
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
@@ -71,9 +71,7 @@ def fill(segment: Segment, window: int | None, slots: tuple[Ints, int], out: Int
     out[:] = rows
 
 
-def fill_gaps(
-    segment: Segment, there: np.ndarray[tuple[int], np.dtype[np.bool_]], slots: Ints, out: Ints, kept: list[Ints]
-) -> None:
+def fill_gaps(segment: Segment, there: Bools, slots: Ints, out: Ints, kept: list[Ints]) -> None:
     """The same in layers that hold keys of some positions alone.
 
     Args:

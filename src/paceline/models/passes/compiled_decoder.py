@@ -431,8 +431,7 @@ class CompiledDecoder:
             for seen, window in zip(self.seen, self.shape.windows, strict=False):
                 fill(segment, window, slots if window is None else windowed, seen[row:stop], lists)
             if self._gap_layers and self._gaps is not None:
-                there = self._gaps.seen(segment)
-                if there.all():
+                if (there := self._gaps.gaps_before(segment)) is None:
                     fill(segment, None, slots, self.seen[-1, row:stop], lists)
                 else:
                     fill_gaps(segment, there, slots[0], self.seen[-1, row:stop], lists)
