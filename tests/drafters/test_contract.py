@@ -33,8 +33,8 @@ STORE = written(
     [[1, 2, 3, 4, 5, 6], [7, 1, 2, 3, 9], *([i, i + 1, i + 3, i + 4, i + 2] for i in range(6))], shard_tokens=16
 )
 ADAPTER, MUTE = (written_adapter(adapter_weights(8, mute=mute), 8) for mute in (False, True))
-SLOW, TWICE, WHOLE = (written_rate_adapters(8, 4, rate, scale=scale) for rate, scale in ((1, 0.0), (2, 0.3), (4, 0.01)))
-"""M2R2's adapters at several rates, of which the first ones add nothing."""
+EXIT, TWICE, EVERY = (written_rate_adapters(8, 4, rate, scale=scale) for rate, scale in ((4, 0.0), (2, 0.3), (1, 0.0)))
+"""M2R2's adapters at several rates, of which the first and the last ones add nothing."""
 LAYER = {"num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 64}
 WINDOWED = {"sliding_window": 6}
 PARALLEL = {"taps": (0, 1, 3), "num_layers": 2, "mask_token_id": 10}
@@ -120,7 +120,7 @@ HEADS = (
     *(MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, CHIMERA, PPD, PPD_MEANS, MLP, EAGLE, FSPAD, EAGLE3, P_EAGLE, LONGSPEC, MTP),
     *(DFLASH, DSPARK, DSPARK_RNN, TRANSFER, FALCON, FALCON_3, DOVETAIL),
 )
-STAND_INS = (ACCEPTANCE, ADAPTER, MUTE, SLOW, TWICE, WHOLE, *HEADS)
+STAND_INS = (ACCEPTANCE, ADAPTER, MUTE, EXIT, TWICE, EVERY, *HEADS)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
 TENANTS = ("", "tenant 0", "tenant 1")
@@ -250,9 +250,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": ADAPTER, "exit_layer": 1, "draft_max_length": 2, "num_speculative_tokens": 3},
     ],
     "m2r2": [
-        {"model": WHOLE},
-        {"model": SLOW, "num_speculative_tokens": 2},
-        {"model": TWICE, "draft_sample_method": "greedy"},
+        {"model": EXIT},
+        {"model": TWICE, "num_speculative_tokens": 2},
+        {"model": EVERY, "draft_sample_method": "greedy"},
     ],
     "medusa": [
         {"model": MEDUSA},

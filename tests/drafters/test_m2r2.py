@@ -17,7 +17,7 @@ from paceline.errors import CheckpointError, ConfigError
 from paceline.models import Runner, load_runner
 from paceline.models.heads import RateAdapters
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
-from tests.drafters.head_worlds import GREEDY, PROMPTS, check_texts, outputs
+from tests.drafters.head_worlds import GREEDY, PROMPTS, outputs
 
 PROMPT = [(7 * i) % 500 + 4 for i in range(30)]
 
@@ -42,10 +42,6 @@ def test_at_rate_1_without_adapters_the_stream_is_the_target(plain: LLM) -> None
     assert accepted(plain, 1, 0.0) > 0.99
     assert accepted(plain, 2, 0.0) < 0.9
     assert accepted(plain, 1, 0.5) < 0.9
-
-
-def test_the_text_is_the_targets(plain: LLM) -> None:
-    check_texts(plain, {"method": "m2r2", "model": adapters(plain.runner, 3)})
 
 
 def test_it_drafts_for_a_quantised_target_by_its_own_passes() -> None:

@@ -15,6 +15,7 @@ from paceline.drafters.self.m2r2 import M2R2Drafter
 from paceline.errors import ConfigError
 from paceline.training import Document, m2r2, trainer, training_config
 from paceline.training.m2r2 import M2R2Trainer
+from paceline.tree import EMPTY_TREE, Budget
 
 TEXTS = [Document(tuple(range(5, 27)), 4), Document(tuple(range(90, 60, -2)), 3)]
 LENGTH = 40
@@ -46,7 +47,7 @@ def test_the_stream_is_the_one_that_drafts(
         torch.nn.init.normal_(step["up"].weight, std=0.3)  # type: ignore[index, arg-type]
     made.write(tmp_path, llm, view, {"target": {}})
     if wrong:
-        monkeypatch.setattr(m2r2, "_seen", alone)
+        monkeypatch.setattr(m2r2, "seen", alone)
     rows = made.logits(made.states(batch).flatten(0, 1))
     runner: Any = llm.runner
     args = DrafterArgs(vocab_size=runner.info.vocab_size, index=0, max_context=128, target=runner)
@@ -56,10 +57,10 @@ def test_the_stream_is_the_one_that_drafts(
         for place in range(1, len(text.tokens), 3):
             cache = runner.open()
             runner.extend([cache], [text.tokens[:place]])
-            context = Context("r", list(text.tokens[: place + 1]), 1, cache=lambda cache=cache: cache)
-            (state,) = drafter.begin([context])
-            logits = drafter._level([state], [cache], [[text.tokens[place]]], drafter._plans[0]).logits[0]
-            differs |= not torch.allclose(rows[start + place], logits, atol=1e-3, rtol=1e-3)
+            context = Context("r", list(text.tokens[: place + 1]), 1, 1.0, cache=lambda cache=cache: cache)
+            (tree,) = drafter.propose(drafter.begin([context]), [Budget(1, 1)], [EMPTY_TREE])
+            (trial,) = tree.trials_of(-1)
+            differs |= not torch.allclose(rows[start + place].softmax(0), trial.row, atol=1e-4, rtol=1e-3)
             runner.release(cache)
         start += len(text.tokens)
     assert differs is wrong
@@ -76,9 +77,15 @@ def nearness(made: M2R2Trainer, batch: Any) -> torch.Tensor:
     """(steps,) mean cosine of the stream's states and the target's."""
     here, true = batch.documents >= 0, batch.taps.chunk(len(made.steps), -1)
     with torch.no_grad():
-        *behind, _ = made._streamed(batch)
+        *behind, _ = made.streamed(batch)
     pairs = zip(behind, true, strict=True)
     return torch.stack([torch.cosine_similarity(ours[here], its[here], dim=-1).mean() for ours, its in pairs])
+
+
+@torch.no_grad()
+def distance(made: M2R2Trainer, batch: Any) -> float:
+    """What alignment makes less, on average over the steps."""
+    return float(made.distances(batch, made.streamed(batch)[:-1]).mean())
 
 
 @pytest.mark.parametrize("learns", [True, False])
@@ -87,12 +94,12 @@ def test_training_aligns_the_stream_early(llm: LLM, learns: bool) -> None:
     made, _, batch = begun(llm)
     before, generator = nearness(made, batch), torch.Generator()
     optimizer = torch.optim.Adam(made.parameters(), 1e-2 if learns else 0.0)
-    first = float(made.distances(batch, made._streamed(batch)[:-1]).mean())
+    first = distance(made, batch)
     for _ in range(12):
         optimizer.zero_grad()
         made.loss(batch, generator).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    last = float(made.distances(batch, made._streamed(batch)[:-1]).mean())
+    last = distance(made, batch)
     assert bool((nearness(made, batch) > before + 0.02).all()) is learns
     assert (last < 0.9 * first) is learns
 

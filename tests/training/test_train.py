@@ -41,7 +41,7 @@ QUICK = Fitting(steps=40, batch_rows=4, row_tokens=128, eval_steps=20, warmup_st
 LIFT = {
     "eagle3": 0.15,
     "eagle": 0.15,
-    "fspad": 0.15,
+    "fspad": 0.05,
     "mtp": 0.1,
     "dflash": 0.05,
     "dspark": 0.05,

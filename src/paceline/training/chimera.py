@@ -82,16 +82,17 @@ class ChimeraTrainer(PathTrainer):
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         total, targets, true = self.rows.new_zeros(()), self.soft_targets(batch), batch.final.flatten(0, 1)
-        for depth, (at, columns, encoded, states) in enumerate(self._unrolled(batch)):
+        for depth, (at, columns, encoded, states) in enumerate(self.unrolled(batch)):
             apart = F.smooth_l1_loss(encoded.float(), true[at + depth + 1], reduction="none").mean(-1).sum()
             total = total + self.head_loss(targets, depth, at, columns, states) + apart / max(1, len(at))
         return total
 
     def head_states(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for at, columns, _, states in self._unrolled(batch):
+        for at, columns, _, states in self.unrolled(batch):
             yield at, columns, states
 
-    def _unrolled(self, batch: Batch) -> Iterator[Unroll]:
+    def unrolled(self, batch: Batch) -> Iterator[Unroll]:
+        """Compute what each head reads and makes, at the places from which it learns."""
         layer, visible = self.encoder, batch.visible()
         features, final = self.trigram(batch), batch.final.flatten(0, 1)
         _, known = layer.read(layer.input_layernorm(batch.final), batch.positions)

@@ -89,17 +89,18 @@ class M2R2Trainer(NextTokenTrainer):
         return cls(llm.folder, layers, config, view.rows), view
 
     def states(self, batch: Batch) -> Tensor:
-        return self._streamed(batch)[-1]
+        return self.streamed(batch)[-1]
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         tokens = (batch.columns.flatten() >= 0).nonzero().squeeze(1)
-        *behind, normed = self._streamed(batch)
+        *behind, normed = self.streamed(batch)
         found = normed.flatten(0, 1)[tokens - 1]
         said = self.soft_targets(batch).loss(found, self.rows, tokens) / max(1, len(tokens))
         return said + self.distances(batch, behind).mean()
 
     def distances(self, batch: Batch, behind: list[Tensor]) -> Tensor:
-        """(steps,) squared distances of the stream from the target's states, over the latter's squared length.
+        """(steps,) squared distances of the stream from the target's states, over the latter's squared length, on
+        average over the tokens.
 
         Args:
             behind: (b, t, d) of the stream, behind each step.
@@ -107,12 +108,12 @@ class M2R2Trainer(NextTokenTrainer):
         here = batch.documents >= 0
         true = batch.taps.chunk(len(self.steps), -1)
         apart = [
-            (ours[here] - its[here]).square().sum() / its[here].square().sum()
+            ((ours[here] - its[here]) / root_mean_square(its[here])).square().mean()
             for ours, its in zip(behind, true, strict=True)
         ]
         return torch.stack(apart)
 
-    def _streamed(self, batch: Batch) -> list[Tensor]:
+    def streamed(self, batch: Batch) -> list[Tensor]:
         """(b, t, d) states of the stream behind each step, and at last behind the final norm, too."""
         model, true = self.model[0].to(batch.tokens.device), batch.taps.chunk(len(self.steps), -1)
         behind, length = list[Tensor](), batch.tokens.shape[1]
@@ -124,7 +125,7 @@ class M2R2Trainer(NextTokenTrainer):
         handles = [layer.register_forward_hook(passed) for layer in cast(nn.ModuleList, model.layers)]
         try:
             embedded = embedding_of(self.embed, batch).repeat(1, 2, 1)
-            normed = seeing(model, embedded, _seen(batch), batch.positions.repeat(1, 2))
+            normed = seeing(model, embedded, seen(batch), batch.positions.repeat(1, 2))
         finally:
             for handle in handles:
                 handle.remove()
@@ -145,7 +146,7 @@ class M2R2Trainer(NextTokenTrainer):
         return {"method": "m2r2", "model": str(folder)}
 
 
-def _seen(batch: Batch) -> Tensor:
+def seen(batch: Batch) -> Tensor:
     """(b, 2 t, 2 t) bool: rows of the target's states see these up to their own, those of the stream the states before
     their own, and themselves.
     """
