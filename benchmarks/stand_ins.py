@@ -94,17 +94,17 @@ def random_head(
     layer = {"num_attention_heads": heads, "intermediate_size": 2 * width, "max_position_embeddings": 2048}
     if kv_heads is not None:
         layer["num_key_value_heads"] = kv_heads
-    several = method in ("medusa", "hydra", "hydra++", "clover", "mlp_speculator", "ppd", "hidden_transfer")
+    several = method in ("medusa", "hydra", "hydra++", "clover", "mlp_speculator", "ppd", "hidden_transfer", "lud")
     block = method in ("dflash", "dspark")
     return written_head(
         HeadConfig(
             method=method,
             hidden_size=width,
             vocab_size=vocab_size,
-            draft_vocab_size=vocab_size if method in ("ppd", "hidden_transfer") else tokens,
+            draft_vocab_size=vocab_size if method in ("ppd", "hidden_transfer", "lud") else tokens,
             num_heads=3 if several else 1,
             taps=(0, 2, 4) if block or method in ("eagle3", "p_eagle", "hidden_transfer") else (),
-            mask_token_id=1 if block or method == "p_eagle" else None,
+            mask_token_id=1 if block or method in ("p_eagle", "lud") else None,
             layer={} if several and method not in ("hydra++", "clover") else layer,
             inner_size=width // 2 if method == "mlp_speculator" else None,
             block_size=5 if block else 2 if method == "falcon" else None,

@@ -32,7 +32,7 @@ TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
 WIDTH, VOCAB, KV_HEADS = 256, 6144, 2
 HEADS = (
     *("medusa", "hydra", "hydra++", "clover", "ppd", "mlp_speculator", "eagle", "eagle3", "p_eagle"),
-    *("falcon", "longspec", "mtp", "dflash", "dspark", "hidden_transfer"),
+    *("falcon", "longspec", "mtp", "dflash", "dspark", "hidden_transfer", "lud"),
 )
 
 NEED_A_PAIR = (
