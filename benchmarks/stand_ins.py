@@ -105,17 +105,17 @@ def random_head(
     if kv_heads is not None:
         layer["num_key_value_heads"] = kv_heads
     with_layer = method in ("hydra++", "clover", "chimera")
-    several = with_layer or method in ("medusa", "hydra", "mlp_speculator", "ppd", "hidden_transfer")
+    several = with_layer or method in ("medusa", "hydra", "mlp_speculator", "ppd", "hidden_transfer", "lud")
     block = method in ("dflash", "dspark")
     return written_head(
         HeadConfig(
             method=method,
             hidden_size=width,
             vocab_size=vocab_size,
-            draft_vocab_size=vocab_size if method in ("ppd", "hidden_transfer") else tokens,
+            draft_vocab_size=vocab_size if method in ("ppd", "hidden_transfer", "lud") else tokens,
             num_heads=3 if several else 1,
             taps=(0, 2, 4) if block or method in ("eagle3", "p_eagle", "hidden_transfer") else (),
-            mask_token_id=1 if block or method == "p_eagle" else None,
+            mask_token_id=1 if block or method in ("p_eagle", "lud") else None,
             layer={} if several and not with_layer else layer,
             inner_size=width // 2 if method in ("mlp_speculator", "fspad") else None,
             block_size=5 if block else 2 if method == "falcon" else None,

@@ -39,7 +39,7 @@ TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
 WIDTH, LAYERS, VOCAB, KV_HEADS = 256, 6, 6144, 2
 HEADS = (
     *("medusa", "hydra", "hydra++", "clover", "chimera", "ppd", "mlp_speculator", "eagle", "fspad"),
-    *("eagle3", "p_eagle", "falcon", "longspec", "mtp", "dflash", "dspark", "hidden_transfer"),
+    *("eagle3", "p_eagle", "falcon", "longspec", "mtp", "dflash", "dspark", "hidden_transfer", "lud"),
 )
 
 NEED_A_PAIR = (

@@ -333,6 +333,14 @@ DRAFTERS: Mapping[str, Entry] = {
         "Hardware-Aware Parallel Prompt Decoding for memory-efficient acceleration of LLM inference (arXiv:2405.18628)",
         published={"controller": "ppd", "max_nodes": 63, "max_depth": 3},
     ),
+    "lud": Entry(
+        "paceline.drafters.heads.lud:LudDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("added_rows", "a model fine-tuned for it"),
+        "Decoding at the speed of thought: harnessing parallel decoding of lexical units for LLMs (arXiv:2405.15208)",
+        published={"num_speculative_tokens": 3},
+    ),
     "hidden_transfer": Entry(
         "paceline.drafters.heads.hidden_transfer:HiddenTransferDrafter",
         "head",
@@ -473,6 +481,13 @@ VERIFIERS: Mapping[str, Entry] = {
         ("approximate", "approximate"),
         ("chains: methods and settings that draft trees are rejected",),
         "Think Before You Accept: semantic reflective verification (arXiv:2505.18629)",
+    ),
+    "lexical_units": Entry(
+        "paceline.verifiers.lexical_units:LexicalUnits",
+        "verifier",
+        ("approximate", "approximate"),
+        ("chains: methods and settings that draft trees are rejected", "method lud"),
+        "Decoding at the speed of thought: parallel decoding of lexical units (arXiv:2405.15208)",
     ),
     "judge": Entry(
         "paceline.verifiers.judge:Judge",
@@ -738,6 +753,7 @@ TRAINERS: Mapping[str, Entry] = {
     "hidden_transfer": Entry(
         "paceline.training.hidden_transfer:HiddenTransferTrainer", "head", paper="Hidden transfer (arXiv:2404.12022)"
     ),
+    "lud": Entry("paceline.training.lud:LudTrainer", "head and model", paper="LUD (arXiv:2405.15208)"),
     "medusa": Entry("paceline.training.medusa:MedusaTrainer", "head", paper="Medusa-1 (arXiv:2401.10774)"),
     "medusa2": Entry("paceline.training.medusa2:Medusa2Trainer", "head and model", paper="Medusa-2 (arXiv:2401.10774)"),
     "mlp_speculator": Entry(

@@ -52,6 +52,7 @@ from paceline.verifiers import RecursiveRejection, Reflection
 from paceline.verifiers.accept_thresholds import AcceptThresholds
 from paceline.verifiers.fly import Fly
 from paceline.verifiers.judge import Judge
+from paceline.verifiers.lexical_units import LexicalUnits
 from paceline.verifiers.reflective import Reflective
 from paceline.verifiers.relaxed_thinking import RelaxedThinking
 from paceline.verifiers.typical import TypicalAcceptance
@@ -424,6 +425,24 @@ class BoundedJudge(Judge):
         return found
 
 
+class BoundedUnits(LexicalUnits):
+    """Lexical units that check at each departure how sure the drafter was."""
+
+    loosened = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(unit_threshold=0.3)
+
+    def verify(self, trees: Any, rows: Any, draws: Any) -> Any:
+        found = super().verify(trees, rows, draws)
+        for tree, rows_nv, verdict in zip(trees, rows, found, strict=True):
+            for place in verdict.departures:
+                node = verdict.path[place - 1] if place else -1
+                assert tree.confidence[verdict.path[place]] >= 0.3 * self.loosened, "below the bound"
+                assert torch.softmax(rows_nv[node + 1].double(), -1)[verdict.accepted[place]] > 0
+        return found
+
+
 BOUNDED: dict[str, Any] = {
     "accept_thresholds": BoundedThresholds,
     "typical_acceptance_sampler": Bounded,
@@ -431,6 +450,7 @@ BOUNDED: dict[str, Any] = {
     "relaxed_thinking": BoundedThinking,
     "reflective": BoundedReflective,
     "judge": BoundedJudge,
+    "lexical_units": BoundedUnits,
 }
 """Approximate verifiers that check themselves."""
 
@@ -494,7 +514,7 @@ def test_every_parameter_and_drafter_has_cells() -> None:
     assert {(cell.verifier, cell.mode) for cell in CELLS} == {
         ("greedy", "greedy"),
         *product(claims.verifiers(), ("sampled", "seeded")),
-        *product(("fly", "relaxed_thinking", "reflective", "judge"), ("greedy",)),
+        *product(("fly", "relaxed_thinking", "reflective", "judge", "lexical_units"), ("greedy",)),
     }
     assert len(EQUAL) + len(IN_DISTRIBUTION) + len(APPROXIMATE) == len(CELLS)
     assert {cell.verifier for cell in APPROXIMATE} == set(BOUNDED)

@@ -67,6 +67,7 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "clover": lambda llm, folder: {"model": head(llm, "clover"), "tree_width": 2},
     "chimera": lambda llm, folder: {"model": head(llm, "chimera"), "tree_width": 2},
     "ppd": lambda llm, folder: {"model": head(llm, "ppd"), "tree_width": 2},
+    "lud": lambda llm, folder: {"model": head(llm, "lud")},
     "hidden_transfer": lambda llm, folder: {"model": head(llm, "hidden_transfer"), "tree_policy": "eagle2"},
     "mlp_speculator": lambda llm, folder: {"model": head(llm, "mlp_speculator"), "tree_policy": "eagle2"},
     "eagle": lambda llm, folder: {"model": head(llm, "eagle")},

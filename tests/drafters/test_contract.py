@@ -95,6 +95,11 @@ PPD, PPD_MEANS = (
     )
     for copies in (1, 2)
 )
+LUD = written_head(
+    HeadConfig(
+        method="lud", hidden_size=8, vocab_size=VOCAB, draft_vocab_size=VOCAB, num_heads=3, mask_token_id=VOCAB - 1
+    )
+)
 TRANSFER = written_head(
     HeadConfig(
         method="hidden_transfer", hidden_size=8, vocab_size=VOCAB, draft_vocab_size=VOCAB, num_heads=3, taps=(0, 1, 1)
@@ -118,7 +123,7 @@ ACCEPTANCE = str(acceptance_head(hidden=8, seed=2).write(Path(mkdtemp(prefix="pa
 """An acceptance head of the toy draft model."""
 HEADS = (
     *(MEDUSA, HYDRA, HYDRA_PLUS, CLOVER, CHIMERA, PPD, PPD_MEANS, MLP, EAGLE, FSPAD, EAGLE3, P_EAGLE, LONGSPEC, MTP),
-    *(DFLASH, DSPARK, DSPARK_RNN, TRANSFER, FALCON, FALCON_3, DOVETAIL),
+    *(DFLASH, DSPARK, DSPARK_RNN, TRANSFER, FALCON, FALCON_3, DOVETAIL, LUD),
 )
 STAND_INS = (ACCEPTANCE, ADAPTER, MUTE, EXIT, TWICE, EVERY, *HEADS)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
@@ -290,6 +295,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": PPD_MEANS, "tree_policy": "ppd", "prompt_rows": 7},
         {"model": PPD, "tree_policy": "rsd_s", "num_speculative_tokens": 2},
         {"model": PPD, "draft_sample_method": "greedy", "prompt_rows": 5},
+    ],
+    "lud": [
+        {"model": LUD},
+        {"model": LUD, "tree_width": 3, "placeholder_rows": 7},
+        {"model": LUD, "draft_sample_method": "greedy", "num_speculative_tokens": 2},
     ],
     "hidden_transfer": [
         {"model": TRANSFER},

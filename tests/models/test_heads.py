@@ -38,6 +38,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "falcon": {"block_size": 3},
     "mlp_speculator": {"inner_size": 6},
     "fspad": {"inner_size": 5},
+    "lud": {"draft_vocab_size": 20, "num_layers": 1, "mask_token_id": 7},
     "ppd": {"draft_vocab_size": 20, "num_layers": 1},
     "hidden_transfer": {"draft_vocab_size": 20, "num_layers": 1, "taps": (1, 2, 2)},
     "dspark": {

@@ -53,6 +53,7 @@ LIFT = {
     "chimera": 0.1,
     "mlp_speculator": 0.05,
     "ppd": 0.05,
+    "lud": 0.05,
     "hidden_transfer": 0.05,
     "draft_model": 0.1,
     "dovetail": 0.1,
@@ -82,6 +83,12 @@ WANTED: dict[str, dict[str, Any]] = {
     "dflash": {"fitting": replace(SHORT, learning_rate=3e-3), "max_anchors": 24},
     "dspark": {"fitting": replace(SHORT, steps=60, learning_rate=3e-3), "max_anchors": 24, "markov_rank": 16},
     "ppd": {"anchors": 16, "depths": 2, "fitting": replace(SHORT, steps=16, eval_steps=16)},
+    "lud": {
+        "anchors": 32,
+        "depths": 2,
+        "unit_threshold": 0.3,
+        "fitting": replace(SHORT, steps=40, eval_steps=20, learning_rate=2e-3),
+    },
     "hidden_transfer": {
         "anchors": 16,
         "depths": 2,

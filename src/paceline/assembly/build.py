@@ -87,6 +87,10 @@ def build_parts(
     sampled.prepare(runner, tokenizer)
     if config.acceptance_method == "relaxed_thinking":
         _check_marks(config, runner.info.vocab_size)
+    if config.acceptance_method == "lexical_units":
+        names = [str(method.method) for method in methods]
+        rule = "be 'lud' with acceptance_method 'lexical_units', whose drafts are the model's own"
+        need(names == ["lud"], "method", rule, names)
 
     def make(index: int, method: SpeculativeConfig) -> Drafter:
         return _drafter(method, index, runner, load, tokenizer, models=models, chains_only=sampled.chains_only)

@@ -93,6 +93,7 @@ RULE_OPTIONS: Final = {
         ("relaxed_topk", "relaxed_delta", "begin_thinking_phase_token", "end_thinking_phase_token"), "relaxed_thinking"
     ),
     **dict.fromkeys(("reflective_alpha", "reflective_prompt", "reflective_context"), "reflective"),
+    "unit_threshold": "lexical_units",
     "judge_model": "judge",
     "judge_threshold": "judge",
     "speculative_accept_threshold_single": "accept_thresholds",
@@ -161,8 +162,8 @@ class SpeculativeConfig:
     acceptance_method: str = option(
         "rejection_sampler", check=partial(_check_text, rule="be a verifier of `paceline methods` or module:Class"),
         doc='"rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling" (all exact), '
-        '"typical_acceptance_sampler", "fly", "relaxed_thinking", "accept_thresholds", "reflective", "judge" '
-        '(approximate), the name of one of another package, or "module:Class".',
+        '"typical_acceptance_sampler", "fly", "relaxed_thinking", "accept_thresholds", "reflective", "lexical_units", '
+        '"judge" (approximate), the name of one of another package, or "module:Class".',
     )  # fmt: skip
     posterior_threshold: float = option(0.09, doc="Of typical acceptance.", low=0.0, high=1.0, rule="be in 0..1")
     posterior_alpha: float = option(0.3, doc="Of typical acceptance.", low=0.0, rule="be 0 or more")
@@ -197,6 +198,10 @@ class SpeculativeConfig:
     reflective_context: int = option(
         8, doc="Of reflective: tokens of the text's end, repeated before the drafts' second copy.", low=0, high=4096
     )
+    unit_threshold: float = option(
+        0.9, doc="Of lexical_units: probability where it was guessed from which a draft stands unverified.", low=0.0,
+        rule="be 0 or more",
+    )  # fmt: skip
     judge_model: str | None = option(
         None, check=_check_model, doc="Of judge: folder or hub id of the head that says whether a token is good."
     )

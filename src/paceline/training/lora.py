@@ -33,43 +33,43 @@ if TYPE_CHECKING:
 
 @documented
 @dataclass(frozen=True, kw_only=True)
-class LoraConfig(TextTrainConfig):
+class AdapterConfig(TrainConfig):
     """Says how large an adapter is and which modules it changes."""
 
-    rank: int = option(16, "Of lora's changes.", low=1, high=1024)
+    rank: int = option(16, "Of an adapter's changes.", low=1, high=1024)
     alpha: float = option(
-        32.0, "Of lora: changes count alpha / rank times.", low=0.0, high=1e6, rule="be above 0", open_low=True
+        32.0, "Of an adapter: changes count alpha / rank times.", low=0.0, high=1e6, rule="be above 0", open_low=True
     )
-    target_modules: tuple[str, ...] | None = option(None, "Of lora: q_proj,v_proj; all matrices by default.")
+    target_modules: tuple[str, ...] | None = option(None, "Of an adapter: q_proj,v_proj; all matrices by default.")
 
 
-class LoraTrainer(NextTokenTrainer):
-    """Trains an adapter of the target; at first it changes nothing.
+@documented
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig(TextTrainConfig, AdapterConfig):
+    """Says how large an adapter is, which modules it changes, and which texts it learns."""
 
-    Args:
-        folder: of the target's checkpoint. layers: how many it has. rows: (v, hidden) of its head.
-        modules: ends of the names of the matrices that are adapted, as "q_proj"; None adapts all of the layers'.
-        rank: of the change. alpha: the change counts alpha / rank times.
+
+class Adapting(nn.Module):
+    """Adapts modules of a model that does not learn itself; at first the adapter changes nothing.
+
     Attributes:
-        names: of the adapted modules, as the checkpoint has them.
-        adapts: the model is the adapted one; else as it was.
-    Raises:
-        ConfigError: modules that the model does not have.
-        CapabilityError: a checkpoint whose layers are not those of a causal model of Hugging Face.
+        names: of the adapted modules, as a checkpoint has them. a, b: factors (rank, in) and (out, rank) of each.
+        alpha: changes count alpha / rank times, which is `scale`. adapts: the model is the adapted one; else as it was.
     """
 
-    name: ClassVar[str] = "lora"
-    config_class: ClassVar[type[TrainConfig]] = LoraConfig
-    rate: ClassVar[float] = 5e-4
-    drafts: ClassVar[bool] = False
+    names: list[str]
+    alpha: float
+    scale: float
     adapts: bool = True
 
-    def __init__(
-        self, folder: Path, layers: int, rows: Tensor, *, modules: Sequence[str] | None, rank: int, alpha: float
-    ) -> None:
-        super().__init__(rows, 1)
-        model, self.embed = sliced(folder, range(layers))
-        self.model = (model.requires_grad_(False),)  # in a tuple: no part of what is trained and kept
+    def adapt(self, model: nn.Module, *, modules: Sequence[str] | None, rank: int, alpha: float) -> None:
+        """Let modules of a model add what an adapter makes of their inputs.
+
+        Args:
+            modules: ends of the names of the matrices that are adapted, as "q_proj"; None adapts all of them.
+        Raises:
+            ConfigError: modules that the model does not have.
+        """
         self.alpha, self.scale = alpha, alpha / rank
         linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         chosen = [name for name in linear if modules is None or name.rsplit(".", 1)[-1] in modules]
@@ -83,6 +83,45 @@ class LoraTrainer(NextTokenTrainer):
             self.a.append(nn.init.kaiming_uniform_(nn.Parameter(torch.empty(rank, inputs)), a=math.sqrt(5)))
             self.b.append(nn.Parameter(torch.zeros(outputs, rank)))
             linear[name].register_forward_hook(self._adapted(len(self.a) - 1))
+
+    def factors(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """By adapted module."""
+        return dict(zip(self.names, zip(self.a, self.b, strict=True), strict=True))
+
+    def _adapted(self, number: int) -> Any:
+        """A hook that adds what an adapter makes of a module's input."""
+
+        def added(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+            if not self.adapts:
+                return output
+            return output + self.scale * F.linear(F.linear(inputs[0], self.a[number]), self.b[number])
+
+        return added
+
+
+class LoraTrainer(Adapting, NextTokenTrainer):
+    """Trains an adapter of the target; at first it changes nothing.
+
+    Args:
+        folder: of the target's checkpoint. layers: how many it has. rows: (v, hidden) of its head.
+        modules, rank, alpha: as of `Adapting.adapt`.
+    Raises:
+        ConfigError: modules that the model does not have.
+        CapabilityError: a checkpoint whose layers are not those of a causal model of Hugging Face.
+    """
+
+    name: ClassVar[str] = "lora"
+    config_class: ClassVar[type[TrainConfig]] = LoraConfig
+    rate: ClassVar[float] = 5e-4
+    drafts: ClassVar[bool] = False
+
+    def __init__(
+        self, folder: Path, layers: int, rows: Tensor, *, modules: Sequence[str] | None, rank: int, alpha: float
+    ) -> None:
+        super().__init__(rows, 1)
+        model, self.embed = sliced(folder, range(layers))
+        self.model = (model.requires_grad_(False),)  # in a tuple: no part of what is trained and kept
+        self.adapt(model, modules=modules, rank=rank, alpha=alpha)
 
     @classmethod
     def init(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[LoraTrainer, TargetView]:
@@ -107,15 +146,4 @@ class LoraTrainer(NextTokenTrainer):
 
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
         """An adapter in PEFT's format; where it comes from is in the report."""
-        factors = dict(zip(self.names, zip(self.a, self.b, strict=True), strict=True))
-        write_adapter(folder, factors, alpha=self.alpha, base=llm.runner.info.name)
-
-    def _adapted(self, number: int) -> Any:
-        """A hook that adds what an adapter makes of a module's input."""
-
-        def added(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-            if not self.adapts:
-                return output
-            return output + self.scale * F.linear(F.linear(inputs[0], self.a[number]), self.b[number])
-
-        return added
+        write_adapter(folder, self.factors(), alpha=self.alpha, base=llm.runner.info.name)

@@ -84,12 +84,16 @@ def text_loss(states: Tensor, rows: Tensor, batch: Batch) -> Tensor:
     """
     wanted = batch.columns.flatten()
     tokens = (wanted >= 0).nonzero().squeeze(1)
-    before = states.flatten(0, 1)[tokens - 1]
+    return losses_of(states.flatten(0, 1)[tokens - 1], rows, wanted[tokens]) / max(1, len(tokens))
+
+
+def losses_of(states: Tensor, rows: Tensor, wanted: Tensor) -> Tensor:
+    """The sum of the cross-entropies in nats of tokens (m,), by states (m, d) and rows (v, d) of a head."""
     losses = [
-        F.cross_entropy((part @ rows.T.to(part.dtype)).float(), wanted[at], reduction="sum")
-        for part, at in zip(before.split(512), tokens.split(512), strict=True)
+        F.cross_entropy((part @ rows.T.to(part.dtype)).float(), tokens, reduction="sum")
+        for part, tokens in zip(states.split(512), wanted.split(512), strict=True)
     ]
-    return torch.stack(losses).sum() / max(1, len(tokens)) if losses else states.sum() * 0.0
+    return torch.stack(losses).sum() if losses else states.sum() * 0.0
 
 
 def decoded(model: nn.Module, embedded: Tensor, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the trainers share whose guesses are rows of the target's own passes (PPD, hidden transfer).
+"""What the trainers share whose guesses are rows of the target's own passes (PPD, hidden transfer, LUD).
 
 The target stays as it is. The g-th row behind token a, its anchor, learns the target's own distribution of token
 a + g + 1, with weight 0.8^(g - 1), at anchors that are drawn anew in each step; all of a packed row share one pass,
@@ -40,7 +40,7 @@ WEIGHT: Final = 0.8
 class RowGuessConfig(TrainConfig):
     """Says how many tokens have rows behind them in a step."""
 
-    anchors: int = option(64, "Of ppd and hidden_transfer: tokens of a row with guesses behind them.", low=1)
+    anchors: int = option(64, "Of ppd, hidden_transfer and lud: tokens of a row with guesses behind them.", low=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +114,17 @@ class RowGuessTrainer(Trainer):
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         targets, total = self.soft_targets(batch), self.rows.new_zeros(())
-        first = _learned(batch, 1)
+        first = learned(batch, 1)
         rank = torch.rand(batch.tokens.shape, generator=generator).to(first.device)
         order = torch.where(first, rank, 2.0).argsort(1).argsort(1)
-        kept = [_learned(batch, depth) & (order < self.anchors) for depth in range(1, self.depths + 1)]
+        kept = [learned(batch, depth) & (order < self.anchors) for depth in range(1, self.depths + 1)]
         for depth, (at, states) in enumerate(self.states(batch, kept), start=1):
             losses = targets.loss(states, self.rows, at + depth + 1)
             total = total + WEIGHT ** (depth - 1) * losses / max(1, len(at))
         return total
 
     def predict(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        for at, states in self.states(batch, [_learned(batch, depth) for depth in range(1, self.depths + 1)]):
+        for at, states in self.states(batch, [learned(batch, depth) for depth in range(1, self.depths + 1)]):
             yield at, self.logits(states).argmax(-1)
 
     def states(self, batch: Batch, kept: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -142,15 +142,19 @@ class RowGuessTrainer(Trainer):
 
     def _pass(self, batch: Batch, i: int, rows: RowsOfPass) -> Tensor:
         """(m, hidden) mean states of the rows behind tokens, of packed row i, those of each depth together."""
+        states = self.ran(batch, i, rows)[rows.tokens :]
+        return cast(Tensor, states.unflatten(0, (self.copies, -1)).mean(0)) if len(states) else states
+
+    def ran(self, batch: Batch, i: int, rows: RowsOfPass) -> Tensor:
+        """(r, hidden) states of all rows of a pass over packed row i."""
         device = batch.tokens.device
         model, embed = (part.to(device) for part in (self.model[0], self.embed[0]))
         mask = torch.zeros(rows.seen.shape, device=device).masked_fill(~rows.seen, torch.finfo(torch.float32).min)
         places = batch.positions[i][rows.anchors] + rows.depths
         embedded = embed(batch.tokens[i][rows.anchors[: rows.tokens]])
-        states = self.run(
+        return self.run(
             model, embedded, rows, attention_mask=mask[None, None], position_ids=places[None], use_cache=False
-        )[rows.tokens :]
-        return cast(Tensor, states.unflatten(0, (self.copies, -1)).mean(0)) if len(states) else states
+        )
 
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
         """What was learned, in the format of `paceline.models.heads`."""
@@ -171,8 +175,8 @@ class RowGuessTrainer(Trainer):
         return {"method": self.name, "model": str(folder)}
 
 
-def _learned(batch: Batch, depth: int) -> Tensor:
+def learned(batch: Batch, depth: int) -> Tensor:
     """(b, t) bool: where the row so far behind a token learns a token of an answer."""
-    learned = torch.zeros(batch.tokens.numel(), dtype=torch.bool, device=batch.tokens.device)
-    learned[batch.learned(depth + 1)[0]] = True
-    return learned.view(batch.tokens.shape)
+    places = torch.zeros(batch.tokens.numel(), dtype=torch.bool, device=batch.tokens.device)
+    places[batch.learned(depth + 1)[0]] = True
+    return places.view(batch.tokens.shape)

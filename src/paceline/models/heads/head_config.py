@@ -28,13 +28,14 @@ HeadMethod = Literal[
     "dspark",
     "ppd",
     "hidden_transfer",
+    "lud",
 ]
 HEAD_METHODS: Final[tuple[str, ...]] = get_args(HeadMethod)
 
 BLOCKS: Final = ("dflash", "dspark")
 """Methods with decoder layers that make all drafts in one pass over a block."""
 
-ROWS: Final = ("ppd", "hidden_transfer")
+ROWS: Final = ("ppd", "hidden_transfer", "lud")
 """Methods whose guesses are rows of the target's own passes, with its own head."""
 
 WITH_LAYER: Final = (
@@ -96,7 +97,7 @@ class HeadConfig:
         normed: where no taps are given, the state after the final norm is read, not the one before it.
         norm_before_residual: of eagle3 and p_eagle: attention is added to the normed state, not to the state itself.
         sliding_window: of longspec: how many tokens before its own a row's self-attention sees.
-        mask_token_id: of p_eagle, dflash and dspark: the token that stands for those that are not known yet.
+        mask_token_id: of p_eagle, dflash, dspark and lud: the token that stands for those that are not known yet.
         layer: keys of a Llama's config.json for the decoder layers (`LAYER_KEYS`); empty for methods without one.
         block_size, causal, sample_from_anchor: of dflash and dspark: rows of a block, which begins with the text's last
             token; whether a row sees those before it alone; whether a row predicts the token behind its place, so that
@@ -108,7 +109,8 @@ class HeadConfig:
             the correction's embedding of the token before, too.
         inner_size: of mlp_speculator, the width of its states; of fspad, that of its sampler.
         tie_weights, scale_input: of mlp_speculator: all heads share their weights; the target's state is normed first.
-        virtual_tokens: of ppd: embeddings of each prompt token, whose guesses are averaged; num_heads prompt tokens.
+        virtual_tokens: of ppd: embeddings of each prompt token, whose guesses are averaged; num_heads prompt tokens,
+            of lud placeholders.
         target: `name`, `fingerprint` (`ModelInfo.fingerprint`) and `tokenizer` (its fingerprint) of the model that it
             was trained for, where known.
         provenance: how it was trained; for people.
@@ -202,7 +204,7 @@ class HeadConfig:
             need(self.sliding_window is None, "sliding_window", rule, self.sliding_window)
 
     def _check_mask(self) -> None:
-        if self.method == "p_eagle":
+        if self.method in ("p_eagle", "lud"):
             integer("mask_token_id", self.mask_token_id, 0, self.vocab_size - 1)
         elif self.method in BLOCKS:  # which may have one that is a row and no token
             integer("mask_token_id", self.mask_token_id, 0)

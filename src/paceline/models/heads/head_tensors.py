@@ -32,6 +32,7 @@
                     hidden + rank) or .joint_proj (3 rank, hidden + 2 rank); confidence_head.proj (1, hidden [+ rank])
     ppd             prompts (heads, virtual tokens, hidden), embeddings of prompt tokens; nothing else, and all tokens
     hidden_transfer transfers.K (hidden, hidden), of the states behind its layer; nothing else, and all tokens
+    lud             placeholder (hidden,), the embedding of its mask token; nothing else, and all tokens
     mlp_speculator  heads.K.embed, .proj, .norm, .head; head 0 alone where they are tied, and head 1's proj
 
 Matrices are (out, in). Decoder layers have the names of a Llama of Hugging Face, and may have a Qwen3's norms of
@@ -101,6 +102,9 @@ def _rows_of_passes(config: HeadConfig) -> Iterator[HeadTensor]:
     d = config.hidden_size
     if config.method == "ppd":
         yield HeadTensor("prompts", (config.num_heads, config.virtual_tokens, d))
+        return
+    if config.method == "lud":
+        yield HeadTensor("placeholder", (d,))
         return
     for head in range(config.num_heads):
         yield from _linear(f"transfers.{head}", d, d)
