@@ -169,9 +169,9 @@ DRAWN: list[tuple[str, ...]] = [
     ("min_p", "stop_token_ids"),
     ("presence_penalty", "frequency_penalty"),
     ("repetition_penalty", "ignore_eos"),
-    ("logit_bias", "min_tokens"),
+    ("logit_bias",),
     ("allowed_token_ids", "truncate_prompt_tokens"),
-    ("bad_words",),
+    ("bad_words", "min_tokens"),
     ("logits_processors",),
     ("structured_outputs",),
     ("steering",),
@@ -288,6 +288,20 @@ def test_equal_in_distribution(cell: Cell) -> None:
 def test_plain_decoding_has_its_own_law(sampled: str) -> None:
     for names in DRAWN[EXACT.index(sampled) :: len(EXACT)]:
         assert p_value(engine((), verifier(sampled)), names) > ERROR, names
+
+
+def expected_g(drawn_from: dict[Any, float], tested: dict[Any, float]) -> float:
+    """What the statistic of a G-test is beyond chance, an output, where outputs have another law."""
+    return sum(p * math.log(p / max(tested.get(one, 0.0), 1e-9)) for one, p in drawn_from.items() if p > 0.0)
+
+
+def test_parameters_that_come_together_hide_nothing_of_each_other() -> None:
+    """One that is forgotten shows as it does where it comes alone."""
+    for names in DRAWN:
+        for one in names if len(names) > 1 else ():
+            others = tuple(name for name in names if name != one)
+            alone = expected_g(law(("temperature",)), law((one,)))
+            assert expected_g(law(others), law(names)) >= 0.6 * alone, (one, names)
 
 
 def test_the_g_tests_have_every_parameter_that_changes_what_is_drawn() -> None:

@@ -27,7 +27,7 @@ VOCABULARY = json.loads((BUNDLED / "target" / "config.json").read_text())["vocab
 WORDS = ("the", "ship", "came", "back", "from", "a", "long", "way", "over", "sea", "and", "nobody", "knew", "why", "it")
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 ONE_STEP = Fitting(steps=1, batch_rows=2, row_tokens=96, eval_steps=1, learning_rate=1e-12, bf16=False)
-QUICK = Fitting(steps=60, batch_rows=2, row_tokens=96, eval_steps=30, warmup_steps=5, bf16=False, learning_rate=2e-3)
+QUICK = Fitting(steps=40, batch_rows=2, row_tokens=96, eval_steps=20, warmup_steps=5, bf16=False, learning_rate=2e-3)
 TREES: list[dict[str, Any]] = [
     {}, {"tree_width": 3}, {"tree_policy": "eagle2", "tree_width": 4}, {"quantization": "int8"},
 ]  # fmt: skip
@@ -111,7 +111,7 @@ def test_what_was_trained_is_right_more_often(target: LLM, learned: Trained, unl
 def test_t5_learns_too(tmp_path: Path) -> None:
     """Whose scores depend on distances; in bfloat16, as on machines where that is faster."""
     llm = LLM(made("t5 with gates", tmp_path / "target"), dtype="float32", speculative_config=None)
-    found = trained(llm, tmp_path / "draft", replace(QUICK, bf16=True), layers=(0,))
+    found = trained(llm, tmp_path / "draft", replace(QUICK, steps=60, eval_steps=30, bf16=True), layers=(0,))
     losses = [judgement.loss for judgement in found.curve.judged[1:]]
     assert losses[-1] < 0.8 * losses[0]
     assert found.test.length >= found.before.length
