@@ -59,7 +59,8 @@ DENSE = "hidden=1024,layers=8,heads=16,kv_heads=8,mlp=2816,vocab=32000"
 NO_GATE = DENSE.replace("2816", "4096")
 MIXTURES = {
     "mixtral": (1024, 8, 2), "qwen2_moe": (256, 32, 4), "qwen3_moe": (256, 32, 4), "deepseek_v2": (256, 32, 4),
-    "ernie4_5_moe": (256, 32, 4), "gpt_oss": (512, 16, 4),
+    "deepseek_v3": (256, 32, 4), "glm4_moe": (256, 32, 4), "glm4_moe_lite": (256, 32, 4), "minimax_m2": (256, 32, 4),
+    "hunyuan_v1_moe": (256, 32, 4), "ernie4_5_moe": (256, 32, 4), "gpt_oss": (512, 16, 4),
 }  # fmt: skip
 GEMMA_270M = "gemma3:hidden=640,layers=18,heads=4,kv_heads=1,head_dim=256,mlp=2048,vocab=262144,context=32768"
 LARGE_LLAMA = "llama-large"
@@ -79,6 +80,12 @@ DENSE_FAMILIES = (
     "smollm3",
     "glm4",
     "cohere2",
+    "olmo3",
+    "exaone4",
+    "ministral3",
+    "ernie4_5",
+    "hunyuan_v1_dense",
+    "seed_oss",
 )
 SHAPES = {
     "smollm2": "",

@@ -39,6 +39,7 @@ HEADS = (
     "states",
 )
 PRECISIONS = ("bf16", "int8", "int4")
+FILE_PARTS = ("speed", "logits", "memory")
 ERRORS = ("default", "two_bytes", "control")
 FILE_HEADS = (
     "",
@@ -145,32 +146,38 @@ def quantized(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _files(model: str, found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    for count, (form, rates) in enumerate(found["speed"].items()):
-        errors, memory = found["logits"][form], found["memory"][form]
-        (own,) = (value for key, value in rates.items() if key not in ("file", "ratio"))
-        other = [errors[key]["other_token"] for key in ERRORS[:2] if key in errors]
+    """A row for each form; what was not measured yet is left out."""
+    forms = dict.fromkeys(form for part in FILE_PARTS for form in found.get(part, {}))
+    for count, form in enumerate(forms):
+        rates, errors, memory = (found.get(part, {}).get(form, {}) for part in FILE_PARTS)
+        own = next((value for key, value in rates.items() if key not in ("file", "ratio")), None)
+        other = [f"{100 * errors[key]['other_token']:.1f}" for key in ERRORS[:2] if key in errors]
         yield (
             "" if count else model,
             form,
-            f"{number(rates['file'])} / {number(own)} ({rates['ratio']['median']:.2f})",
+            f"{number(rates['file'])} / {number(own)} ({rates['ratio']['median']:.2f})" if rates else NONE,
             _errors(errors, "error_median"),
             _errors(errors, "error"),
-            " / ".join(f"{100 * share:.1f}" for share in other),
-            f"{memory['over_own_first']:.2f} / {memory['over_own_next']:.2f}",
+            " / ".join(other) or NONE,
+            f"{memory['over_own_first']:.2f} / {memory['over_own_next']:.2f}" if memory else NONE,
         )
 
 
 def _errors(found: Mapping[str, Mapping[str, float]], name: str) -> str:
-    return " / ".join(f"{found[key][name]:.3f}" if key in found else NONE for key in ERRORS)
+    values = [found.get(key, {}).get(name) for key in ERRORS]
+    return " / ".join(NONE if value is None else f"{value:.3f}" for value in values) if any(values) else NONE
 
 
 def texts(folder: Path = RESULTS) -> dict[str, str]:
     """Of each mark what the result file says."""
-    results = {name: json.loads((folder / f"{name}.json").read_text()) for name in {**PAGES, **QUANTIZED}}
+    results = {name: json.loads((folder / f"{name}.json").read_text()) for name in PAGES}
+    files = {model: folder / f"{name}.json" for name, model in QUANTIZED.items()}
     return {
         "hybrids": hybrids(results["hybrids"]),
         "families": families(results["families"]),
-        "quantized_files": quantized({model: results[name] for name, model in QUANTIZED.items()}),
+        "quantized_files": quantized(
+            {model: json.loads(path.read_text()) for model, path in files.items() if path.exists()}
+        ),
     }
 
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from block_quality import llama_logprobs, logprobs
 from own_computers import output
 from real_models import LlamaCpp
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from paceline.models import load_runner
 
@@ -45,36 +50,17 @@ def numbers(model):
     writer.add_token_scores([0.0] * size)
     writer.add_token_types([6 if i < 256 else 1 for i in range(size)])  # byte, normal
 
-PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-
-def as_published(tensor, name, layer):
-    stem, _, kind = name.rpartition(".")
-    if not stem.endswith(".experts"):
-        yield tensor, name.replace(".mlp.gate.moe_statics.", ".mlp.moe_statics."), layer
-        return
-    size = tensor.shape[1] // len(PARTS[kind])
-    for expert in range(tensor.shape[0]):
-        for number, part in enumerate(PARTS[kind]):
-            yield tensor[expert, number * size : (number + 1) * size], f"{stem}.{expert}.{part}.weight", layer
-
 class_of = script.get_model_class
 
 def with_numbers(*words, **options):
     found = class_of(*words, **options)
     found.set_vocab, found.no_mtp = numbers, found.supports_mtp_export
-    if found.__name__ == "Ernie4_5MoeModel":
-        modify = found.modify_tensors
-        found.modify_tensors = lambda model, *tensor: (
-            done for part in as_published(*tensor) for done in modify(model, *part)
-        )
     return found
 
 script.get_model_class = with_numbers
 script.main()
 """
-"""The converter as it is, but for the vocabulary, without heads that draft, which these checkpoints do not have, and
-with the tensors of ERNIE's mixtures as in its published files: transformers writes all experts of a layer as one.
-"""
+"""The converter as it is, but for the vocabulary and without heads that draft, which these checkpoints do not have."""
 
 
 class NotConvertedError(Exception):
@@ -102,8 +88,9 @@ def converted(llama: LlamaCpp, checkpoint: Path, kind: str, threads: int) -> Pat
     part = path.with_suffix(".part")
     try:
         if theirs in CONVERTED:
-            words = [str(llama.source), str(checkpoint), "--outfile", str(part), "--outtype", theirs]
-            _attempt([sys.executable, "-c", CONVERT, *words])
+            with as_published(checkpoint) as folder:
+                words = [str(llama.source), str(folder), "--outfile", str(part), "--outtype", theirs]
+                _attempt([sys.executable, "-c", CONVERT, *words])
             _attempt([str(llama.bench), "-m", str(part), "-p", "1", "-n", "0", "-r", "1", "-v"])
         else:
             source = converted(llama, checkpoint, "bfloat16", threads)
@@ -113,6 +100,35 @@ def converted(llama: LlamaCpp, checkpoint: Path, kind: str, threads: int) -> Pat
     finally:
         part.unlink(missing_ok=True)
     return path
+
+
+@contextmanager
+def as_published(checkpoint: Path) -> Iterator[Path]:
+    """The checkpoint; of mixtures that hold all experts of a layer as one, as a module of transformers does, a copy for
+    this once that names tensors as published files do, which the converter expects.
+    """
+    files = list(checkpoint.glob("*.safetensors"))
+    if not any(name.endswith(".experts.gate_up_proj") for file in files for name in _names(file)):
+        yield checkpoint
+        return
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    config = AutoConfig.from_pretrained(checkpoint)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    lacking, unknown = model.load_state_dict(tensors, strict=False, assign=True)
+    if unknown or set(lacking) - {"lm_head.weight"}:
+        sys.exit(f"{checkpoint.name}: its tensors are not those of transformers, first {[*unknown, *lacking][0]}")
+    model.tie_weights()
+    with tempfile.TemporaryDirectory(dir=checkpoint.parent) as folder:
+        model.save_pretrained(folder)
+        yield Path(folder)
+
+
+def _names(file: Path) -> list[str]:
+    with safe_open(file, "pt") as held:
+        return list(held.keys())
 
 
 def _attempt(command: Sequence[str]) -> None:

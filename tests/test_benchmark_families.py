@@ -132,6 +132,21 @@ def test_the_table_of_families_shows_both_processors(scripts: dict[str, ModuleTy
     assert "llama.cpp does not read two: `no such architecture`." in shown
 
 
+def test_the_table_of_quantised_files_shows_what_was_measured(scripts: dict[str, ModuleType]) -> None:
+    error = {"error": 0.03, "error_median": 0.02, "other_token": 0.015}
+    found: dict[str, Any] = {"parts": {"a, speed": MADE, "a, logits": MADE}}
+    found["speed"] = {"a": {"file": 30.0, "int4": 20.0, "ratio": {"median": 1.5}}}
+    found["logits"] = {
+        "a": {"default": error, "control": error | {"error": 0.3}},
+        "b": {"default": {"error": 0.5, "other_token": 0.0}},
+    }
+    found["memory"] = {"a": {"over_own_first": 0.9, "over_own_next": 1.1}}
+    shown = scripts["family_table"].quantized({"Some-1B": found})
+    assert "| Some-1B | a | 30.0 / 20.0 (1.50) | 0.020 / - / 0.020 | 0.030 / - / 0.300 | 1.5 | 0.90 / 1.10 |" in shown
+    assert "|  | b | - | - | 0.500 / - / - | 0.0 | - |" in shown
+    assert shown.endswith("Some-1B: chip, 3 threads, 2026-01-02; made by `that`.")
+
+
 def test_the_pages_show_the_committed_figures(scripts: dict[str, ModuleType]) -> None:
     table = scripts["family_table"]
     for name, text in table.texts().items():
