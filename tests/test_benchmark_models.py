@@ -11,7 +11,7 @@ import pytest
 import tiny_checkpoint
 
 from paceline import SamplingParams
-from paceline.bench import smollm2_folder
+from paceline.bench.bundled import smollm2_folder
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from golden.golden import CACHE, Skipped
 
 from benchmarks.stand_ins import adapter_weights, random_head, written_adapter, written_rate_adapters
 from paceline import LLM, SamplingParams, registry
-from paceline.bench import smollm2_folder
+from paceline.bench.bundled import smollm2_folder
 from paceline.bench.machine import machine_facts
 from paceline.drafters.retrieval import DatastoreWriter
 from paceline.llm import BUNDLED

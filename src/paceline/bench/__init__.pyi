@@ -2,7 +2,6 @@ from .bundled import BUNDLED_DRAFT as BUNDLED_DRAFT
 from .bundled import BUNDLED_TARGET as BUNDLED_TARGET
 from .bundled import SMOLLM2 as SMOLLM2
 from .bundled import bundled_prompts as bundled_prompts
-from .bundled import smollm2_folder as smollm2_folder
 from .demo import DemoRow as DemoRow
 from .demo import DemoTotal as DemoTotal
 from .demo import demo_dict as demo_dict

@@ -18,7 +18,6 @@ from .head_tensors import token_rows as token_rows
 from .hydra_head import HydraHead as HydraHead
 from .medusa_head import MedusaHead as MedusaHead
 from .mlp_speculator_head import MLPSpeculatorHead as MLPSpeculatorHead
-from .path_heads import DepthHeads as DepthHeads
 from .path_heads import HeadStep as HeadStep
 from .path_heads import PathHeads as PathHeads
 from .path_heads import regressive as regressive
