@@ -381,5 +381,6 @@ def test_other_commands_and_models_that_read_speech(run: Command, whisper: Path)
     for command in (("verify", *FAST), ("bench", *FAST[:4])):
         found = run(command[0], "-m", whisper, *command[1:])
         assert (found.code, "reads speech, no text" in found.line) == (2, True)
+    run("warmup", "-m", whisper, *FAST[:-2])  # says what it compiles, where nothing has been compiled yet
     found = run("warmup", "-m", whisper, *FAST[:-2])
     assert (found.code, "paceline: " in found.err) == (0, False)

@@ -569,7 +569,7 @@ def test_on_a_full_disk_answers_are_given_and_deleted(llm: LLM, tmp_path: Path, 
     given: dict[str, Any] = {"input": "Hi", "max_output_tokens": 3, "instructions": "a " * 900}
     with full(kind, file):
         for live in serve(AsyncLLM(llm), response_file=str(file)):
-            answers = [live.ok(PATH, **given) for _ in range(60)]
+            answers = [live.ok(PATH, **given) for _ in range(45)]
             lost = [one for one in answers if not one["store"]]
             assert lost
             assert all(one["output"] and reason in one["store_error"] for one in lost)
