@@ -64,7 +64,7 @@ def integral_values(
     """
     import torch
 
-    logits = rescore(runner, [*prompt, *output][:-1], inputs)[len(prompt) - 1 :]
+    logits = rescore(runner, [*prompt, *output][:-1], inputs, prompt_length=len(prompt))[len(prompt) - 1 :]
     p = (logits.double() / temperature).softmax(-1)
     chosen = p.gather(1, torch.tensor(list(output), device=p.device)[:, None])
     before = torch.where(p > chosen, p, 0.0).sum(-1)

@@ -134,15 +134,18 @@ def inputs_of(output: RequestOutput) -> Inputs:
     return Inputs(encoder_tokens=output.encoder_prompt_token_ids or ())
 
 
-def rescore(runner: Runner, tokens: Sequence[int], inputs: Inputs = NO_INPUTS) -> torch.Tensor:
+def rescore(
+    runner: Runner, tokens: Sequence[int], inputs: Inputs = NO_INPUTS, *, prompt_length: int = 0
+) -> torch.Tensor:
     """(t, v) float32 logits after each of the given tokens, from one fresh prefill.
 
     Args:
+        prompt_length: tokens of the prompt, behind which some runners leave out a part of their passes.
         inputs: what the text has beside its tokens; the logits of an encoder-decoder model depend on its source.
     """
     import torch
 
-    cache = runner.open(inputs=inputs)
+    cache = runner.open(prompt_length, inputs)
     try:
         if inputs and isinstance(runner, EncodesInputs) and runner.rows_to_encode(cache):
             runner.encode([cache])
@@ -159,7 +162,7 @@ def gaps(
     runner: Runner, prompt: Sequence[int], output: Sequence[int], inputs: Inputs = NO_INPUTS
 ) -> list[tuple[float, float]]:
     """Per output token: the gap between the two best logits there, and the epsilon of a near tie."""
-    logits = rescore(runner, [*prompt, *output][:-1], inputs)[len(prompt) - 1 :]
+    logits = rescore(runner, [*prompt, *output][:-1], inputs, prompt_length=len(prompt))[len(prompt) - 1 :]
     best = logits.topk(2, dim=-1).values
     return [(first - second, epsilon_of(runner.info.dtype, first, TIE_UNITS)) for first, second in best.tolist()]
 
@@ -183,7 +186,7 @@ def first_difference(
         (i for i, (a, b) in enumerate(zip(plain, fast, strict=False)) if a != b), min(len(plain), len(fast))
     )
     here = [tokens[position] if position < len(tokens) else None for tokens in (plain, fast)]
-    row_v = rescore(runner, [*prompt, *plain[:position]], inputs)[-1]
+    row_v = rescore(runner, [*prompt, *plain[:position]], inputs, prompt_length=len(prompt))[-1]
     largest = max([float(row_v.max()), *(abs(float(row_v[token])) for token in here if token is not None)], key=abs)
     epsilon = epsilon_of(runner.info.dtype, largest, units)
     if sampling is not None:

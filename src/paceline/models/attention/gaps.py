@@ -58,8 +58,8 @@ class Gaps(KVSelection):
         if not self.layers or not isinstance(cache, SkippingCache) or cache.border is None:
             return np.ones(len(places), np.bool_)
         behind = places - cache.border
-        found: Bools = (behind < 0) | (behind % self._every == 0)
-        return found
+        there: Bools = (behind < 0) | (behind % self._every == 0)
+        return there
 
 
 class GapStep:
