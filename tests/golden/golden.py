@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -83,7 +84,9 @@ def read(part: str, folder: Path = HERE) -> Any:
 
 
 def write(part: str, found: Any, folder: Path = HERE) -> None:
-    path_of(part, folder).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(found, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[\s+([\d.,\s]+?)\s+\]", lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
+    path_of(part, folder).write_text(text + "\n")
 
 
 def compare(part: str, compute: Callable[[Any], Any], folder: Path = HERE) -> bool:
