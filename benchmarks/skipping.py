@@ -139,10 +139,10 @@ def layer_settings(given: argparse.Namespace) -> dict[str, Any]:
     made: dict[str, Any] = {WHOLE: {}, "nothing dropped": {"skipping": {"method": "lora_drop", "reuse": 0}}}
     for speedup in SPEEDUPS:
         skipping = {"skipping": {"method": "unified_layer_skipping", "speedup": speedup}}
-        made[f"unified {speedup:g}, untrained"] = skipping
+        made[f"unified {speedup:g} untrained"] = skipping
         made[f"unified {speedup:g}"] = skipping | {"lora": given.made / f"unified-{speedup:g}"}
     for drop in DROPS:
-        made[f"dropped {drop:g}, untrained"] = {"skipping": {"method": "lora_drop", "drop": drop}}
+        made[f"dropped {drop:g} untrained"] = {"skipping": {"method": "lora_drop", "drop": drop}}
         adapter = str(given.made / f"dropped-{drop:g}")
         made[f"dropped {drop:g}"] = {"skipping": {"method": "lora_drop", "adapter": adapter}}
     known = {name: one for name, one in made.items() if "untrained" in name or there(one)}
@@ -229,7 +229,7 @@ def thoughts(given: argparse.Namespace) -> dict[str, Any]:
         return lambda ids, _: llm.generate({"prompt_token_ids": ids}, params)[0]
 
     runs = {name: of(llm) for name, llm in models.items()}
-    runs["hcot, another's thought"] = with_other_thoughts(models["hcot"], pieces, params)
+    runs["hcot with another's thought"] = with_other_thoughts(models["hcot"], pieces, params)
     rows: dict[str, list[list[float]]] = {name: [] for name in runs}
     deadline = monotonic() + given.seconds
     for turn in in_turn(runs, pieces, 1):
