@@ -138,6 +138,7 @@ def quantized(results: Mapping[str, Mapping[str, Any]]) -> str:
     Args:
         results: what `quantized_files.py` wrote, by model.
     """
+    results = {model: found for model, found in results.items() if any(part in found for part in FILE_PARTS)}
     rows = [row for model, found in results.items() for row in _files(model, found)]
     runs: dict[str, None] = {}
     for model, found in results.items():
