@@ -1,9 +1,11 @@
 """Speculative retrieval beside the plain loop, on questions about passages, with indices that take their time.
 
 usage: retrieval.py --data FOLDER [--model smollm2] [--questions 12] [--tokens 48] [--repeats 3]
-                    [--indices exact,ivf,bm25,knn] [--entries 1000000] [--latency 0.1] [--threads 2] [--folder results]
+                    [--query-tokens 16] [--indices exact,ivf,bm25,knn] [--entries 1000000] [--latency 0.1]
+                    [--threads 2] [--folder results]
 
-`FOLDER` holds `wiki-questions/WikiQuestions.json`. The indices:
+`FOLDER` holds `wiki-questions/WikiQuestions.json` and `wikitext-2/valid.txt.gz`, which is divided into further
+passages. The indices:
 
     exact, ivf   the passages' vectors among random ones, `--entries` together; faiss compares all, or some lists
     bm25         the passages alone, where each search waits for `--latency` seconds, and a tenth of it for each
@@ -18,6 +20,7 @@ timed. The control is the same way without taking back: it must write other text
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +35,7 @@ from common import RESULTS, estimated, kept, save
 from decoding import add_model, model_of
 
 from paceline import LLM, SamplingParams
-from paceline.retrieval import Bm25Index, DenseIndex, Hits, Index, TokenStore, VectorSearch
+from paceline.retrieval import Bm25Index, DenseIndex, Hits, Index, TokenStore, VectorSearch, passages_of
 from paceline.search import states_of
 from paceline.search.methods.knn_lm import KnnLm
 from paceline.search.methods.ralm import Ralm
@@ -45,6 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "stride 3": {"stride": 3},
     "OS3": {},
     "OS3, asynchronous": {"asynchronous": True},
+    "OS3, chance up to 0.95, asynchronous": {"asynchronous": True, "most_chance": 0.95},
     "OS3, asynchronous, prefetch 1": {"asynchronous": True, "prefetch": 1},
 }
 KNN_OPTIONS = {"distance_temperature": 100.0}
@@ -73,6 +77,20 @@ def questions_of(data: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["answerable"]]
 
 
+def passages_in(data: Path, rows: list[dict[str, Any]]) -> list[str]:
+    """Those of the questions, each once, and those of WikiText-2.
+
+    Raises:
+        SystemExit: the folder does not hold it.
+    """
+    path = data / "wikitext-2" / "valid.txt.gz"
+    if not path.exists():
+        raise SystemExit(f"{data} holds no wikitext-2/valid.txt.gz; give --data a folder that does")
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    others = passages_of(line for line in lines if line.strip() and not line.strip().startswith("="))
+    return list(dict.fromkeys([*(row["context"] for row in rows), *others]))
+
+
 def among_random(vectors: np.ndarray[Any, Any], entries: int, *, unit: bool) -> np.ndarray[Any, Any]:
     """(entries, d) float32: the vectors, then random ones of like size."""
     rng = np.random.default_rng(0)
@@ -96,7 +114,7 @@ def index_of(name: str, llm: LLM, passages: list[str], args: argparse.Namespace)
     runner: Any = llm.runner
     if name == "knn":
         layer, states, tokens = runner.info.num_layers, [], list[int]()
-        for passage in passages:
+        for passage in passages[: args.store_passages]:
             ids = llm.tokenizer.encode(passage)
             states.append(states_of(runner, ids[:-1], layer))
             tokens += ids[1:]
@@ -116,11 +134,8 @@ def without_taking_back() -> Iterator[None]:
         yield
 
 
-def writer(llm: LLM, index: Index[Any], options: dict[str, Any], params: SamplingParams) -> Callable[[str], Any]:
+def writer(llm: LLM, given: dict[str, Any], params: SamplingParams) -> Callable[[str], Any]:
     """Writes the answer to a question."""
-    knn = index.kind == "knn"
-    given = {key: value for key, value in options.items() if not (knn and key == "prefetch")}
-    given |= {"index": index, **(KNN_OPTIONS if knn else {})}
 
     def write(question: str) -> Any:
         (result,) = llm.generate(question, params, retrieval=given)
@@ -134,7 +149,8 @@ def measured(llm: LLM, index: Index[Any], questions: list[str], args: argparse.N
     """One index: speed of each way over the plain loop, and what its rounds were."""
     params = SamplingParams(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
     ways = {name: way for name, way in WAYS.items() if not (index.kind == "knn" and "prefetch" in way)}
-    writers = {name: writer(llm, index, way, params) for name, way in ways.items()}
+    more = KNN_OPTIONS if index.kind == "knn" else {"query_tokens": args.query_tokens}
+    writers = {name: writer(llm, {"index": index, **more, **way}, params) for name, way in ways.items()}
     seen = {name: [write(question) for question in questions] for name, write in writers.items()}
     ids = {name: [one.outputs[0].token_ids for one in results] for name, results in seen.items()}
     different = {name: sum(map(list.__ne__, ids[PLAIN], one)) for name, one in ids.items()}
@@ -191,6 +207,8 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--query-tokens", type=int, default=16)
+    parser.add_argument("--store-passages", type=int, default=200, help="of which the store of tokens is made")
     parser.add_argument("--indices", default="exact,ivf,bm25,knn")
     parser.add_argument("--entries", type=int, default=1_000_000)
     parser.add_argument("--latency", type=float, default=0.1)
@@ -200,12 +218,15 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     model = model_of(args.model)
     rows = questions_of(args.data)
-    passages = list(dict.fromkeys(one["context"] for one in rows))
+    passages = passages_in(args.data, rows)
     chosen = rows[:: max(1, len(rows) // args.questions)][: args.questions]
     questions = [f"Question: {one['question']}\nAnswer:" for one in chosen]
     names = args.indices.split(",")
     name = f"retrieval_{model.name}"
-    result = kept(name, args.folder) | {"weights": model.weights, "tokens": args.tokens, "latency": args.latency}
+    result = kept(name, args.folder) | {
+        "weights": model.weights, "tokens": args.tokens, "query_tokens": args.query_tokens, "latency": args.latency,
+        "passages": len(passages),
+    }  # fmt: skip
     with model.open() as llm:
         for one in names:
             result[one] = measured(llm, index_of(one, llm, passages, args), questions, args)

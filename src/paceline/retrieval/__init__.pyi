@@ -7,6 +7,7 @@ from .folder import facts_of as facts_of
 from .folder import open_index as open_index
 from .folder import opened as opened
 from .passages import passages_of as passages_of
+from .stride import MOST_CHANCE as MOST_CHANCE
 from .stride import StrideScheduler as StrideScheduler
 from .token_store import TokenStore as TokenStore
 from .vectors import DenseIndex as DenseIndex

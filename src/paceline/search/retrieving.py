@@ -27,7 +27,7 @@ from paceline.retrieval import Hits, Index, LocalCache, StrideScheduler, opened
 from paceline.search.base import Search, Steps, mean_logprob
 from paceline.search.branch import Branch, Found
 from paceline.search.results import RetrievalReport
-from paceline.utils import integer, need
+from paceline.utils import integer, need, number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,12 +70,15 @@ class Retrieving(Search, Generic[T]):
         stride: guesses of a round, or "os3", which chooses the number that brings the most per second.
         asynchronous: make a further guess while the index is asked.
         prefetch: entries that a search brings into the cache.
+        most_chance: most that "os3" takes the chance of a right guess for, in 0..1 without 1.
     """
 
     one_text = keeps_beginnings = needs_code = True
     retrieval: RetrievalReport
 
-    def __init__(self, index: Any, *, speculate: bool, stride: int | str, asynchronous: bool, prefetch: int) -> None:
+    def __init__(
+        self, index: Any, *, speculate: bool, stride: int | str, asynchronous: bool, prefetch: int, most_chance: float
+    ) -> None:
         super().__init__()
         need(index is not None, "index", "be the folder of an index (`paceline retrieval build`)", index)
         for name, value in (("speculate", speculate), ("asynchronous", asynchronous)):
@@ -84,6 +87,8 @@ class Retrieving(Search, Generic[T]):
             need(not isinstance(stride, str), "stride", f"be a number of steps or {OS3!r}", stride)
             integer("stride", stride, 1, LONGEST_STRIDE)
         integer("prefetch", prefetch, 1, 4096)
+        number("most_chance", most_chance, 0.0, 0.999, "be in 0..0.999")
+        self.most_chance = most_chance
         self.given: Index[Any] | str | Path = index
         self.speculates, self.fixed, self.asynchronous, self.prefetch = speculate, stride, asynchronous, prefetch
         self.retrieval = RetrievalReport()
@@ -92,7 +97,7 @@ class Retrieving(Search, Generic[T]):
     def prepare(self) -> None:
         self.index: Index[Any] = opened(self.given)
         self.cache: LocalCache[Any] = self.index.cache()
-        self.scheduler = StrideScheduler(asynchronous=self.asynchronous)
+        self.scheduler = StrideScheduler(asynchronous=self.asynchronous, most_chance=self.most_chance)
 
     @abstractmethod
     def beginning(self, root: Branch) -> Steps[T]:

@@ -22,7 +22,7 @@ import torch
 
 from paceline.errors import CapabilityError, ConfigError, NumericsError
 from paceline.registry import ABILITIES
-from paceline.retrieval import Hits, TokenStore
+from paceline.retrieval import MOST_CHANCE, Hits, TokenStore
 from paceline.search.base import Steps
 from paceline.search.branch import Branch
 from paceline.search.forest import shaped
@@ -52,6 +52,7 @@ class KnnLm(Retrieving[Branch]):
         following: entries behind a neighbour that join the local cache with it.
         speculate: guess the neighbours; False asks the store for every token.
         stride: tokens that are checked at once, or "os3", which finds the number that brings the most per second.
+        most_chance: most that it takes the chance of a right guess for, in 0..1 without 1.
         asynchronous: go on guessing while the store is asked.
     Raises:
         ConfigError: a value outside its range, no such store, or one of another model.
@@ -71,9 +72,13 @@ class KnnLm(Retrieving[Branch]):
         speculate: bool = True,
         stride: int | str = OS3,
         asynchronous: bool = False,
+        most_chance: float = MOST_CHANCE,
     ) -> None:
         integer("neighbours", neighbours, 1, 4096)
-        super().__init__(index, speculate=speculate, stride=stride, asynchronous=asynchronous, prefetch=neighbours)
+        super().__init__(
+            index, speculate=speculate, stride=stride, asynchronous=asynchronous, prefetch=neighbours,
+            most_chance=most_chance,
+        )  # fmt: skip
         number("weight", weight, 0.0, 1.0, "be in 0..1")
         number("distance_temperature", distance_temperature, 0.0, 1e9, "be above 0", open_low=True)
         integer("following", following, 0, 4096)

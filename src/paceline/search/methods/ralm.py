@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from paceline.errors import ConfigError, NumericsError, PromptError
 from paceline.models import HasEmbedding
-from paceline.retrieval import Hits, PassageIndex
+from paceline.retrieval import MOST_CHANCE, Hits, PassageIndex
 from paceline.search.base import Steps
 from paceline.search.branch import Branch, Origin
 from paceline.search.retrieving import OS3, Guess, Retrieving
@@ -72,6 +72,7 @@ class Ralm(Retrieving[Written]):
         passage_tokens: a longer passage is cut. template: how it stands before the prompt.
         speculate: guess the passages; False asks the index in every step.
         stride: guesses that are checked at once, or "os3", which finds the number that brings the most per second.
+        most_chance: most that it takes the chance of a right guess for, in 0..1 without 1.
         asynchronous: go on guessing while the index is asked.
         prefetch: passages that each search brings into the local cache.
         contexts: passages behind which keys and values of the text are kept.
@@ -92,10 +93,14 @@ class Ralm(Retrieving[Written]):
         speculate: bool = True,
         stride: int | str = OS3,
         asynchronous: bool = False,
+        most_chance: float = MOST_CHANCE,
         prefetch: int = 20,
         contexts: int = 4,
     ) -> None:
-        super().__init__(index, speculate=speculate, stride=stride, asynchronous=asynchronous, prefetch=prefetch)
+        super().__init__(
+            index, speculate=speculate, stride=stride, asynchronous=asynchronous, prefetch=prefetch,
+            most_chance=most_chance,
+        )  # fmt: skip
         integer("interval", interval, 1)
         integer("query_tokens", query_tokens, 1)
         integer("passage_tokens", passage_tokens, LEAST_ROOM)
