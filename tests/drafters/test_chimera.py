@@ -128,7 +128,9 @@ def test_kept_features_are_those_that_are_computed(folder: Path, monkeypatch: py
     head: ChimeraHead = World(folder).drafter.head
     grams = [(1, 2, 3), (4, 2, 3), (1, 2, 3), (3, 2, 1), (1, 3, 2)]
     computed = head.computed(grams)
-    assert all(close(head.features(grams), computed) for _ in range(2))
+    for _ in range(2):
+        assert all(close(head.features([gram])[0], row) for gram, row in zip(grams, computed, strict=True))
+        assert close(head.features(grams), computed)
     assert not any(close(computed[0], computed[other]) for other in (1, 3, 4))
     calls = list[int]()
     compute = head.computed
@@ -140,6 +142,17 @@ def test_kept_features_are_those_that_are_computed(folder: Path, monkeypatch: py
     head.features([(9, 9, 9), (1, 2, 3)])
     head.features([(1, 3, 2)])
     assert calls == [1, 1]
+
+
+def test_each_row_is_of_the_head_of_its_depth(folder: Path) -> None:
+    """Rows of several depths in one pass, as trees of several sequences have them."""
+    head = World(folder).drafter.head
+    states, encoded = torch.randn(2, 4, head.runner.info.hidden_size)
+    depths = [2, 0, 1, 2]
+    together = head.logits(states, encoded, depths)
+    alone = [head.logits(states[i : i + 1], encoded[i : i + 1], [depth])[0] for i, depth in enumerate(depths)]
+    assert close(together, torch.stack(alone))
+    assert not close(together, head.logits(states, encoded, [0] * 4))
 
 
 def cached(world: World, cache: Any) -> torch.Tensor:

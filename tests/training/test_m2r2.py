@@ -104,6 +104,15 @@ def test_training_aligns_the_stream_early(llm: LLM, learns: bool) -> None:
     assert (last < 0.9 * first) is learns
 
 
+@torch.no_grad()
+def test_the_loss_is_of_tokens_and_of_states(llm: LLM) -> None:
+    made, _, batch = begun(llm)
+    tokens = float(super(M2R2Trainer, made).loss(batch, torch.Generator()))
+    apart = distance(made, batch)
+    assert apart > 0.1
+    assert float(made.loss(batch, torch.Generator())) == pytest.approx(tokens + apart, abs=1e-4)
+
+
 def test_it_begins_as_the_layers_alone(llm: LLM) -> None:
     """At rate 1 these are the target."""
     for rate, is_target in ((1, True), (2, False)):
