@@ -16,7 +16,7 @@ class FspadDrafter(EagleDrafter):
     """Drafts with such a head that was trained for the target, by the trees of EAGLE-2 where no other policy is named.
 
     Args:
-        model, draft_context: as for `eagle`.
+        model, draft_context, draft_device: as for `eagle`.
     Raises:
         ConfigError, CheckpointError, CapabilityError: as there.
     """
