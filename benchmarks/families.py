@@ -63,6 +63,9 @@ MIXTURES = {
     "hunyuan_v1_moe": (256, 32, 4), "ernie4_5_moe": (256, 32, 4), "gpt_oss": (512, 16, 4),
 }  # fmt: skip
 GEMMA_270M = "gemma3:hidden=640,layers=18,heads=4,kv_heads=1,head_dim=256,mlp=2048,vocab=262144,context=32768"
+UNTIED = {"minimax_m2": ",tie=0"}
+"""What llama.cpp does not read with a head that is the embedding."""
+
 LARGE_LLAMA = "llama-large"
 """The Llama shape with more layers: its weights lie in memory, as a mixture's experts do, and not in the processor's
 cache.
@@ -80,9 +83,6 @@ DENSE_FAMILIES = (
     "smollm3",
     "glm4",
     "cohere2",
-    "olmo3",
-    "exaone4",
-    "ministral3",
     "ernie4_5",
     "hunyuan_v1_dense",
     "seed_oss",
@@ -92,10 +92,11 @@ SHAPES = {
     **{family: f"{family}:{DENSE}" for family in DENSE_FAMILIES},
     "starcoder2": f"starcoder2:{NO_GATE}",
     "apertus": f"apertus:{NO_GATE},tie=0",
+    "olmo3": f"olmo3:{DENSE},tie=0",
     "gemma3-270m": GEMMA_270M,
     LARGE_LLAMA: f"llama:{DENSE.replace('layers=8', 'layers=22')}",
     **{
-        family: f"{family}:{DENSE.replace('2816', str(inner))},experts={experts},top_k={top_k}"
+        family: f"{family}:{DENSE.replace('2816', str(inner))},experts={experts},top_k={top_k}{UNTIED.get(family, '')}"
         for family, (inner, experts, top_k) in MIXTURES.items()
     },
 }

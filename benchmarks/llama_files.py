@@ -5,11 +5,12 @@ Texts of random weights mean nothing, so the files have a vocabulary of numbers,
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,23 @@ def as_published(checkpoint: Path) -> Iterator[Path]:
     model.tie_weights()
     with tempfile.TemporaryDirectory(dir=checkpoint.parent) as folder:
         model.save_pretrained(folder)
+        path = Path(folder) / "config.json"
+        written = json.loads(path.read_text())
+        path.write_text(json.dumps(written | _published_keys(written)))
         yield Path(folder)
+
+
+def _published_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of published files that the converter reads and transformers does not write."""
+    kind, layers = config["model_type"], config["num_hidden_layers"]
+    if kind in ("deepseek_v3", "glm4_moe_lite"):
+        return {"scoring_func": "sigmoid", "first_k_dense_replace": 1}
+    if kind == "minimax_m2":
+        return {"scoring_func": "sigmoid", "rotary_dim": config["head_dim"]}
+    if kind == "hunyuan_v1_moe":
+        by_layer = {"moe_topk": config["moe_topk"], "moe_intermediate_size": config["intermediate_size"]}
+        return {key: [value] * layers for key, value in {**by_layer, "num_shared_expert": 1}.items()}
+    return {}
 
 
 def _names(file: Path) -> list[str]:
