@@ -450,10 +450,9 @@ class BoundedUnits(LexicalUnits):
     def verify(self, trees: Any, rows: Any, draws: Any) -> Any:
         found = super().verify(trees, rows, draws)
         for tree, rows_nv, verdict in zip(trees, rows, found, strict=True):
-            for place in verdict.departures:
-                node = verdict.path[place - 1] if place else -1
-                assert tree.confidence[verdict.path[place]] >= 0.3 * self.loosened, "below the bound"
-                assert torch.softmax(rows_nv[node + 1].double(), -1)[verdict.accepted[place]] > 0
+            for place in verdict.departures:  # of a chain, whose nodes are its places; the last one may be the token
+                assert tree.confidence[place] >= 0.3 * self.loosened, "below the bound"
+                assert torch.softmax(rows_nv[place].double(), -1)[int(tree.tokens[place])] > 0
         return found
 
 

@@ -21,7 +21,7 @@ class FalconDrafter(EagleDrafter):
     Nodes of a tree that are as deep below the last token of a pass have one distribution, whatever is between.
 
     Args:
-        model, draft_context: as for `eagle`.
+        model, draft_context, draft_device: as for `eagle`.
     Raises:
         ConfigError, CheckpointError, CapabilityError: as there.
     """

@@ -19,7 +19,7 @@ const SOURCES = {
   grammar: ["what the request's grammar prescribes", "no request prescribes a grammar, or it leaves a choice"],
   draft_model: SMALL_MODEL, encdec_draft: ["a few of the model's own layers"], pearl: SMALL_MODEL, s2d: SMALL_MODEL, easyspec: SMALL_MODEL, pard: SMALL_MODEL, tli: SMALL_MODEL, slem: SMALL_MODEL, specmquant: SMALL_MODEL,
   quantized_copy: ["a rounded copy of the model"], layer_skip: LAYERS, swift: LAYERS, del: LAYERS, kangaroo: LAYERS, m2r2: LAYERS,
-  medusa: HEAD, hydra: HEAD, "hydra++": HEAD, clover: HEAD, chimera: HEAD, hidden_transfer: HEAD, ppd: ["trained prompt tokens in the model's own pass"], lud: ["placeholders in the model's own pass"], mlp_speculator: HEAD, eagle: HEAD, eagle2: HEAD, fspad: HEAD, eagle3: HEAD, p_eagle: HEAD, falcon: HEAD, longspec: HEAD, dflash: HEAD, dspark: HEAD,
+  medusa: HEAD, hydra: HEAD, "hydra++": HEAD, clover: HEAD, chimera: HEAD, hidden_transfer: HEAD, ppd: ["trained prompt tokens in the model's own pass"], lud: ["placeholders in the model's own pass"], mlp_speculator: HEAD, eagle: HEAD, eagle2: HEAD, fspad: HEAD, eagle3: HEAD, dovetail: HEAD, p_eagle: HEAD, falcon: HEAD, longspec: HEAD, dflash: HEAD, dspark: HEAD,
   mtp: ["a module for multi-token prediction"],
   lookahead: GUESSES, jacobi: GUESSES, diffuspec: DIFFUSION, deer: DIFFUSION,
 };
