@@ -78,8 +78,9 @@ WANTED: dict[str, dict[str, Any]] = {
     "eagle3": {"fitting": replace(SHORT, batch_rows=4)},
     **{
         name: {"fitting": SHORT}
-        for name in ("hydra", "hydra++", "clover", "chimera", "draft_model", "fspad", "mtp", "longspec")
+        for name in ("hydra", "hydra++", "chimera", "draft_model", "fspad", "mtp", "longspec")
     },
+    "clover": {"fitting": replace(SHORT, learning_rate=2e-3)},
     "dflash": {"fitting": replace(SHORT, learning_rate=3e-3), "max_anchors": 24},
     "dspark": {"fitting": replace(SHORT, steps=60, learning_rate=3e-3), "max_anchors": 24, "markov_rank": 16},
     "ppd": {"anchors": 16, "depths": 2, "fitting": replace(SHORT, steps=16, eval_steps=16)},
