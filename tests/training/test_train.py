@@ -76,10 +76,7 @@ WANTED: dict[str, dict[str, Any]] = {
     "kangaroo": {"exit_layer": 1, "fitting": SHORT},
     "m2r2": {"stream_rate": 2, "fitting": SHORT},
     "eagle3": {"fitting": replace(SHORT, batch_rows=4)},
-    **{
-        name: {"fitting": SHORT}
-        for name in ("hydra", "hydra++", "chimera", "draft_model", "fspad", "mtp", "longspec")
-    },
+    **{name: {"fitting": SHORT} for name in ("hydra", "hydra++", "chimera", "draft_model", "fspad", "mtp", "longspec")},
     "clover": {"fitting": replace(SHORT, learning_rate=2e-3)},
     "dflash": {"fitting": replace(SHORT, learning_rate=3e-3), "max_anchors": 24},
     "dspark": {"fitting": replace(SHORT, steps=60, learning_rate=3e-3), "max_anchors": 24, "markov_rank": 16},
